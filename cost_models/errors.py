@@ -1,0 +1,107 @@
+"""Errors of all three packages: what was given, where, why it is refused, and how to mend it.
+
+    PiperError
+    ├── InputError         the user's input: where, field, value, rule, fix   (exit 2)
+    │   └── CostModelError hardware, cluster, operation or measurement
+    └── InternalError      our own fault: a broken invariant, asks for a report (exit 1)
+
+`simulator.errors` and `piper.errors` subclass these, so one `except InputError` at the border serves all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+
+
+class PiperError(Exception):
+    """Anything that Piper raises on purpose."""
+
+
+class InputError(PiperError):
+    """Input that cannot be used, said so that the reader can mend it at once."""
+
+    code = "bad_input"
+    exit_code = 2
+
+    def __init__(self, *, where: str, field: str, value: object, rule: str, fix: str) -> None:
+        self.where = where
+        self.field = field
+        self.value = value
+        self.rule = rule
+        self.fix = fix
+        super().__init__(f"{where}: {field} = {value!r} {rule}\nfix: {fix}")
+
+    def message(self) -> str:
+        """Return the line after `error: ` (CONTRACT: WHERE: FIELD = VALUE RULE)."""
+        return f"{self.where}: {self.field} = {_shown(self.value)} {self.rule}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the object under `error` of the `--json` output."""
+        return {
+            "code": self.code,
+            "where": self.where,
+            "field": self.field,
+            "value": self.value if isinstance(self.value, str | int | bool) else _shown(self.value),
+            "rule": self.rule,
+            "fix": self.fix,
+        }
+
+
+class CostModelError(InputError):
+    """A hardware figure, cluster, operation or measurement that cannot be priced."""
+
+
+class InternalError(PiperError):
+    """A broken invariant of ours."""
+
+    exit_code = 1
+
+
+def check_invariant(cond: bool, what: str) -> None:
+    """Raise `InternalError` unless `cond` holds; for what no user input may break."""
+    if not cond:
+        raise InternalError(f"internal error: {what}. This is a bug in Piper: please report it.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a did-you-mean sentence for an unknown `name`, listing all names when none is near."""
+    names = list(known)
+    lowered = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(repr(lowered[c]) for c in close) + "?"
+    return "known: " + ", ".join(names)
+
+
+def require_known(
+    name: str, known: Sequence[str], *, where: str, field: str, error: type[InputError] = InputError
+) -> None:
+    """Raise unless `name` is one of `known`, with a did-you-mean."""
+    if name not in known:
+        raise error(where=where, field=field, value=name, rule="is not known", fix=nearest(name, known))
+
+
+def require_positive_int(
+    value: object, *, where: str, field: str, fix: str, error: type[InputError] = InputError
+) -> int:
+    """Return `value` if it is a whole number >= 1, else raise (booleans, NaN and text are refused)."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        rule = "must be a whole number >= 1"
+        raise error(where=where, field=field, value=value, rule=rule, fix=fix)
+    return value
+
+
+def require_positive(
+    value: object, *, where: str, field: str, fix: str, error: type[InputError] = InputError
+) -> float:
+    """Return `value` as a float if it is a finite number > 0, else raise (NaN is refused too)."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise error(where=where, field=field, value=value, rule="must be a number > 0", fix=fix)
+    return float(number)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)

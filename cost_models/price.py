@@ -1,0 +1,79 @@
+"""What a price is, and what a cost model must answer.
+
+A `Price` is seconds with a band and its provenance. The simulator asks a `CostModel` three questions
+(operation, transfer, collective) and reads a few facts about host and device; it knows no hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from cost_models.ops import Operation
+
+
+class Provenance(StrEnum):
+    """Where a figure comes from, in falling order of trust."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    FITTED = "fitted"
+    DATASHEET = "datasheet"
+
+
+class CollectiveKind(StrEnum):
+    """A collective; the comment says what its `size_bytes` counts (nccl-tests convention)."""
+
+    ALL_REDUCE = "all_reduce"  # the buffer
+    ALL_GATHER = "all_gather"  # the whole gathered output
+    REDUCE_SCATTER = "reduce_scatter"  # the whole input
+    ALL_TO_ALL = "all_to_all"  # the send buffer of one rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Predicted seconds, the band in which we expect the truth, and where the figure comes from."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+    provenance: Provenance
+
+
+class CostModel(Protocol):
+    """Seconds for everything a plan does on one cluster. All times exclude host launch cost."""
+
+    @property
+    def name(self) -> str:
+        """Return a short description, shown beside results."""
+
+    @property
+    def launch_overhead_s(self) -> float:
+        """Return the host time to launch one kernel."""
+
+    @property
+    def eager_limit_bytes(self) -> int:
+        """Return the largest message that a send hands over without waiting for its receive."""
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Return the memory of one device that a process may use."""
+
+    @property
+    def context_bytes(self) -> int:
+        """Return the device memory that the driver context takes before the first tensor."""
+
+    @property
+    def peak_flops_per_s(self) -> dict[str, float]:
+        """Return the dense datasheet peak by compute dtype, for MFU."""
+
+    def operation(self, operation: Operation) -> Price:
+        """Price one kernel (not `count` of them)."""
+
+    def transfer(self, *, size_bytes: int, source_rank: int, target_rank: int) -> Price:
+        """Price a point-to-point transfer, from both ends ready to the last byte."""
+
+    def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
+        """Price a collective, from the last arrival to the last byte; one rank costs 0 s."""

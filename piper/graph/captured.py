@@ -1,0 +1,80 @@
+"""`CapturedModel`: what capture learned about a model at one microbatch size. Free of torch, JSON both ways.
+
+[Note: what a segment keeps]
+Between F and B a segment keeps `saved_bytes` of tensors made inside it, plus those of its inputs and
+outputs that some operation saved (`inputs_saved`, `outputs_saved`): a boundary tensor is one buffer,
+however many segments save it, so the compiler must see it apart. Parameters are never counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cost_models.ops import Operation
+from simulator.plan import ModelFacts, Parameter, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """One pass of a segment: its kernels, and the largest transient memory while it runs.
+
+    Args:
+        operations: kernels in order, equal ones joined.
+        workspace_bytes: highest bytes alive at any moment of the pass beyond its inputs, the tensors
+            kept at its end, and (B) those kept at its begin.
+    """
+
+    operations: tuple[Operation, ...]
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedSegment:
+    """A run of operators with one tag stack.
+
+    Args:
+        name: for people, e.g. "layers.3" or "PP3".
+        tags: tag name -> index, sorted by name.
+        parameters: fully qualified names, in order of first use.
+        inputs: (segment, output) pairs; segment -1 is the model input of that number.
+        outputs: tensors that later segments or the loss take.
+        forward: F with gradients enabled (without counting what is kept).
+        forward_no_grad: F whose activations are thrown away (recompute).
+        backward: B: gradients of inputs and parameters; without accumulation into fp32.
+        saved_bytes: kept from F to B, apart from inputs and outputs.
+        inputs_saved: for each input, whether an operation of the segment saved it.
+        outputs_saved: the same for each output.
+    """
+
+    name: str
+    tags: tuple[tuple[str, int], ...]
+    parameters: tuple[str, ...]
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[TensorSpec, ...]
+    forward: PassCost
+    forward_no_grad: PassCost
+    backward: PassCost
+    saved_bytes: int
+    inputs_saved: tuple[bool, ...]
+    outputs_saved: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedModel:
+    """A model as segments, at one microbatch size, sequence length and dtype.
+
+    Args:
+        facts: counts for reports.
+        parameters: every parameter once (tied ones too), in the order of `module.parameters()`.
+        segments: in execution order; the last one's first output is the summed loss.
+        buffer_bytes: bytes of the module's buffers (tables, masks), held by every device.
+        micro_batch, seq_len, dtype: what it was captured with.
+    """
+
+    facts: ModelFacts
+    parameters: tuple[Parameter, ...]
+    segments: tuple[CapturedSegment, ...]
+    buffer_bytes: int
+    micro_batch: int
+    seq_len: int
+    dtype: str

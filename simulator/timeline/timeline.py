@@ -1,0 +1,91 @@
+"""`Timeline`: what happened, and when, on every rank. Simulated and measured runs give the same type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTrack:
+    """The spans and the memory of one device plan (simulated: of all its replicas) or of one rank (measured).
+
+    Span columns have one entry per executed task, in dispatch order, step after step.
+
+    Args:
+        rank: lowest global rank shown here.
+        n_devices: how many ranks behave like this one.
+        pipeline_rank: its device plan.
+        stages: stages it hosts.
+        streams: stream names.
+        task: int64 [spans], position in the dispatch list of the device plan.
+        step: int64 [spans].
+        stream: int64 [spans].
+        dispatch_ns: int64 [spans], host launch complete.
+        ready_ns: int64 [spans], head of its stream with all waits fulfilled; collectives and transfers: joined.
+        start_ns: int64 [spans], running (compute) or on the wire (communication).
+        end_ns: int64 [spans].
+        memory_ns: int64 [changes], times at which memory changes, rising.
+        memory_bytes: int64 [changes, classes], bytes by `MemoryClass` from that time on.
+    """
+
+    rank: int
+    n_devices: int
+    pipeline_rank: int
+    stages: tuple[int, ...]
+    streams: tuple[str, ...]
+    task: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int64]
+    dispatch_ns: npt.NDArray[np.int64]
+    ready_ns: npt.NDArray[np.int64]
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    memory_ns: npt.NDArray[np.int64]
+    memory_bytes: npt.NDArray[np.int64]
+    codes: tuple[str, ...]
+    """Task code by dispatch position."""
+    kinds: npt.NDArray[np.int64]
+    """`TaskKind` by dispatch position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """All tracks of a run on one clock that starts at 0.
+
+    Args:
+        source: "simulated" or "measured".
+        tracks: by pipeline rank (simulated) or by rank (measured).
+        step_end_ns: int64 [steps], when the last rank finished each step.
+    """
+
+    source: str
+    tracks: tuple[RankTrack, ...]
+    step_end_ns: npt.NDArray[np.int64]
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps the timeline covers."""
+        return len(self.step_end_ns)
+
+    @property
+    def makespan_ns(self) -> int:
+        """Return the end of the last step."""
+        return int(self.step_end_ns[-1])
+
+    def rows(self) -> list[tuple[int, str, str, int, int]]:
+        """Return (rank, stream, code, start_ns, end_ns) of every span, by start, rank, stream."""
+        found = [
+            (track.rank, track.streams[stream], track.codes[task], start, end)
+            for track in self.tracks
+            for task, stream, start, end in zip(
+                track.task.tolist(),
+                track.stream.tolist(),
+                track.start_ns.tolist(),
+                track.end_ns.tolist(),
+                strict=True,
+            )
+        ]
+        return sorted(found, key=lambda row: (row[3], row[0], row[1], row[4]))
