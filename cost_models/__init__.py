@@ -1,0 +1,1 @@
+"""Cost models: what an operation, a transfer or a collective costs on given hardware."""

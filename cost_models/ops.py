@@ -13,7 +13,17 @@ from enum import StrEnum
 
 from cost_models.errors import CostModelError
 
-DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1}
+DTYPE_BYTES = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+}
 
 
 class OpKind(StrEnum):

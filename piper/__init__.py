@@ -1,0 +1,1 @@
+"""Piper: plan, simulate, search and run distributed training."""

@@ -1,0 +1,1 @@
+"""Simulator: plan in, timeline out; never imports piper or torch."""

@@ -1,8 +1,8 @@
 """Errors of the simulator: plans that cannot be read, and plans that are illegal.
 
-    InputError
-    ├── PlanError          a plan (file) that cannot be used               (exit 2)
-    └── IllegalPlanError   a plan that would hang, lose or corrupt work    (exit 4)
+InputError
+├── PlanError          a plan (file) that cannot be used               (exit 2)
+└── IllegalPlanError   a plan that would hang, lose or corrupt work    (exit 4)
 """
 
 from __future__ import annotations

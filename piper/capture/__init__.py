@@ -1,0 +1,1 @@
+"""Capture: an annotated module becomes segments with their operations and memory."""

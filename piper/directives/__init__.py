@@ -1,0 +1,1 @@
+"""Directives by name."""

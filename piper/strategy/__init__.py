@@ -1,0 +1,1 @@
+"""Strategy files and shorthand."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class IndexLists:
     def to_rows(self) -> list[list[int]]:
         """Return all rows as lists (one conversion, for loops over the whole table)."""
         flat, starts = self.values.tolist(), self.starts.tolist()
-        return [flat[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [flat[a:b] for a, b in pairwise(starts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -42,7 +42,10 @@ MATCHING_SEND = {TaskKind.RECV_F: TaskKind.SEND_F, TaskKind.RECV_B: TaskKind.SEN
 NONE = -1
 """The value of an integer field that does not apply to a task."""
 
-_CODE = re.compile(r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?P<microbatch>\d*)(?:/(?P<part>\d+))?(?:@(?P<bucket>[a-z0-9]+))?")
+_CODE = re.compile(
+    r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?P<microbatch>\d*)"
+    r"(?:/(?P<part>\d+))?(?:@(?P<bucket>[a-z0-9]+))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Timelines: spans, memory curves, attribution, traces, pictures."""

@@ -24,7 +24,7 @@ class RankTrack:
         step: int64 [spans].
         stream: int64 [spans].
         dispatch_ns: int64 [spans], host launch complete.
-        ready_ns: int64 [spans], head of its stream with all waits fulfilled; collectives and transfers: joined.
+        ready_ns: int64 [spans], head of its stream with all waits done; communication: joined.
         start_ns: int64 [spans], running (compute) or on the wire (communication).
         end_ns: int64 [spans].
         memory_ns: int64 [changes], times at which memory changes, rising.
