@@ -1,1 +1,34 @@
-"""The command line."""
+"""The command line: `piper COMMAND ...`, one file per command.
+
+To add a command: write `piper/cli/<name>.py` with a click command of the same name (examples in its
+docstring), and add one line to `COMMANDS`. Commands import what they compute with inside their function,
+so that `--help` and small commands start fast; they raise, and `main` alone turns errors into exit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COMMANDS = {
+    "simulate": ("piper.cli.simulate:simulate", "Time, memory and breakdown of one strategy."),
+    "compare": ("piper.cli.compare:compare", "Several strategies side by side."),
+    "search": ("piper.cli.search:search", "The fastest strategy that fits, and why the others lost."),
+    "check": ("piper.cli.check:check", "Static checks of a strategy or a plan, nothing runs."),
+    "run": ("piper.cli.run:run", "Train with a strategy on CPU processes or under torchrun."),
+    "plot": ("piper.cli.plot:plot", "Draw the timeline of a result."),
+    "report": ("piper.cli.report:report", "One self-contained HTML page of one or several results."),
+    "models": ("piper.cli.models:models", "Models by name, or one in detail."),
+    "gpus": ("piper.cli.gpus:gpus", "GPUs by name, or one in detail."),
+    "clusters": ("piper.cli.clusters:clusters", "Clusters by name, or one in detail."),
+    "stacks": ("piper.cli.stacks:stacks", "Framework profiles by name, or one in detail."),
+    "schedules": ("piper.cli.schedules:schedules", "Pipeline schedules by name, or one drawn alone."),
+    "doctor": ("piper.cli.doctor:doctor", "What this machine can do, and what is wrong with it."),
+}
+"""Command -> (module:function, one line of help). The order is that of `piper --help`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: that of the process) and return its exit code."""
+    from piper.cli.entry import run_command_line
+
+    return run_command_line(arguments)

@@ -1,0 +1,126 @@
+"""Option types that refuse bad values in our words, and the options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cost_models.errors import InputError, nearest, require_positive, require_positive_int
+
+Function = Callable[..., Any]
+
+
+class PositiveInt(click.ParamType[int]):
+    """A whole number >= 1, written in digits: `1e3`, `8.0`, `-3` and `nan` are refused."""
+
+    name = "n"
+
+    def __init__(self, example: int) -> None:
+        self.example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read digits."""
+        text = str(value)
+        number = int(text) if text.isascii() and text.isdigit() else text
+        return require_positive_int(
+            number, where="command line", field=_name_of(param), fix=f"write a whole number such as {self.example}"
+        )
+
+
+class PositiveNumber(click.ParamType[float]):
+    """A finite number > 0."""
+
+    name = "x"
+
+    def __init__(self, example: str) -> None:
+        self.example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a decimal number."""
+        try:
+            number: float | str = float(value)
+        except ValueError:
+            number = str(value)
+        if isinstance(number, float) and not math.isfinite(number):
+            number = str(value)
+        return require_positive(
+            number, where="command line", field=_name_of(param), fix=f"write a number such as {self.example}"
+        )
+
+
+class Clipping(PositiveNumber):
+    """A largest gradient norm, or `none`, which is returned as 0.0 (no clipping)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a norm or `none`."""
+        return 0.0 if value in ("none", 0.0) else super().convert(value, param, ctx)
+
+
+class OneOf(click.ParamType[str]):
+    """One of a few names, with a did-you-mean."""
+
+    name = "name"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Show the names in the help text."""
+        return "|".join(self.names)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Look the name up, ignoring case."""
+        found = str(value).lower()
+        if found not in self.names:
+            raise InputError(
+                where="command line",
+                field=_name_of(param),
+                value=value,
+                rule="is not one of " + ", ".join(self.names),
+                fix=nearest(str(value), self.names),
+            )
+        return found
+
+
+def _name_of(param: click.Parameter | None) -> str:
+    return param.opts[0] if param is not None else "value"
+
+
+def json_option(function: Function) -> Function:
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(function)
+
+
+def strategy_option(function: Function) -> Function:
+    """Add `--strategy` (one)."""
+    return click.option(
+        "--strategy",
+        metavar="FILE|SHORTHAND",
+        default="",
+        help="Strategy file, or for example pp=4,dp=16,zero=1,schedule=1f1b,recompute=full.",
+    )(function)
+
+
+_JOB_OPTIONS = (
+    click.option("--cluster", metavar="NAME|FILE", help="Cluster (default: one node of dgx-h100); `piper clusters`."),
+    click.option("--gpus", type=PositiveInt(64), help="GPUs (default: the product of the given degrees, else one node)."),
+    click.option("--seq-len", type=PositiveInt(8192), help="Tokens per sequence (default: the model's, at most 8192)."),
+    click.option("--global-batch", type=PositiveInt(512), help="Sequences per optimizer step."),
+    click.option("--micro-batch", type=PositiveInt(1), help="Sequences per microbatch of a replica (default: 1)."),
+    click.option("--dtype", type=OneOf("bf16", "fp16", "fp32"), help="Compute dtype (default: bf16; CPU: fp32)."),
+    click.option("--optimizer", type=OneOf("adamw", "sgd"), help="Optimizer (default: adamw)."),
+    click.option(
+        "--clip-grad-norm", type=Clipping("1.0"), metavar="X|none", help="Largest gradient norm (default: 1.0)."
+    ),
+    click.option("--stack", metavar="NAME|FILE", help="Framework profile (default: piper); `piper stacks`."),
+)
+
+
+def job_options(function: Function) -> Function:
+    """Add the options that describe a job apart from model and strategy."""
+    for option in reversed(_JOB_OPTIONS):
+        function = option(function)
+    return function
