@@ -7,6 +7,7 @@ so that `--help` and small commands start fast; they raise, and `main` alone tur
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 COMMANDS = {
@@ -29,6 +30,13 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: that of the process) and return its exit code."""
+    from piper.installation import check_packages
+
+    try:
+        check_packages()
+    except ImportError as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        return 2
     from piper.cli.entry import run_command_line
 
     return run_command_line(arguments)

@@ -1,0 +1,67 @@
+"""What the catalogue commands share: a list of entries, or one entry in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from piper.cli.output import emit
+
+SCHEMA_VERSION = 1
+
+
+def show_list(
+    kind: str, entries: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str], as_json: bool
+) -> None:
+    """Print all entries: with `--json` whole, else as a table.
+
+    Args:
+        kind: plural word, the key of the JSON list.
+        entries: one object each.
+        columns: heading -> key of the entry.
+        as_json: print JSON.
+    """
+    emit({"schema_version": SCHEMA_VERSION, kind: list(entries)}, as_json=as_json, text=lambda: _table(entries, columns))
+
+
+def show_entry(entry: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one entry in detail: with `--json` whole, else key by key, nested ones indented."""
+    emit({"schema_version": SCHEMA_VERSION, **entry}, as_json=as_json, text=lambda: "\n".join(_lines(entry, 0)))
+
+
+def plain(value: Any) -> Any:
+    """Turn a dataclass, mapping or sequence into JSON values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(entry) for key, entry in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
+
+
+def _table(entries: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    from piper.report.summary import aligned
+
+    rows = [list(columns), *([_cell(entry[key]) for key in columns.values()] for entry in entries)]
+    return "\n".join(aligned(rows, left_columns=len(columns)))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _lines(entry: Mapping[str, Any], depth: int) -> list[str]:
+    found = []
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            found += [f"{'  ' * depth}{key}", *_lines(value, depth + 1)]
+        else:
+            found.append(f"{'  ' * depth}{key}: {_cell(value)}")
+    return found

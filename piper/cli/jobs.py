@@ -1,0 +1,91 @@
+"""From the arguments of a command to a plan or a prediction: MODEL or PLAN, strategy, job options."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cost_models.errors import InputError
+from piper.report.result import Result
+from simulator.plan import Plan
+
+if TYPE_CHECKING:
+    from piper.predict import Job
+
+_PLAN_MARK = b'"piper-plan"'
+_MARK_WITHIN_BYTES = 200
+_FIXED_IN_A_PLAN = ("gpus", "seq_len", "global_batch", "micro_batch", "dtype", "optimizer", "clip_grad_norm")
+
+
+def job_of(model: str, strategy: str, given: dict[str, Any]) -> Job:
+    """Gather a job; what was not given is left to the defaults of `Job`."""
+    from piper.predict import Job
+    from piper.strategy import load_strategy
+
+    stated = {name: value for name, value in given.items() if value is not None}
+    if stated.get("clip_grad_norm") == 0:
+        stated["clip_grad_norm"] = None
+    return Job(model=model, strategy=load_strategy(strategy), **stated)
+
+
+def predict_target(
+    target: str, strategy: str, *, job: dict[str, Any], steps: int | str = "auto", engine: str = "auto"
+) -> tuple[Plan, Result]:
+    """Simulate a model with a strategy, or a plan file."""
+    from piper.predict import predict
+
+    if is_plan_file(target):
+        return _predict_plan(target, strategy, job=job, steps=steps, engine=engine)
+    found = predict(job_of(target, strategy, job), steps=steps, engine=engine)
+    name = found.result["strategy"]["shorthand"]
+    return found.compiled.plan, Result(name=name, summary=found.result, timeline=found.timeline)
+
+
+def plan_of(target: str, strategy: str, *, job: dict[str, Any]) -> Plan:
+    """Compile a model with a strategy, or read a plan file."""
+    from piper.predict import compile_job
+
+    if is_plan_file(target):
+        return _read_plan(target, strategy, job)
+    return compile_job(job_of(target, strategy, job)).plan
+
+
+def is_plan_file(target: str) -> bool:
+    """Tell whether the file says that it is a plan; what it holds is judged when it is read."""
+    path = Path(target)
+    if not path.is_file():
+        return False
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _PLAN_MARK in file.read(_MARK_WITHIN_BYTES)
+    except (OSError, EOFError):
+        return False
+
+
+def _predict_plan(
+    target: str, strategy: str, *, job: dict[str, Any], steps: int | str, engine: str
+) -> tuple[Plan, Result]:
+    from piper.predict import predict_plan
+
+    plan = _read_plan(target, strategy, job)
+    hardware = {name: job[name] for name in ("cluster", "stack") if job[name] is not None}
+    found = predict_plan(plan, steps=steps, engine=engine, **hardware)
+    return plan, Result(name=target, summary=found.result, timeline=found.timeline)
+
+
+def _read_plan(target: str, strategy: str, job: dict[str, Any]) -> Plan:
+    """Read a plan file; options that the plan has decided already are refused, not ignored."""
+    from simulator.plan.codec import load_plan
+
+    stated = {"strategy": strategy or None} | {name: job.get(name) for name in _FIXED_IN_A_PLAN}
+    for name, value in stated.items():
+        if value is not None:
+            raise InputError(
+                where="command line",
+                field=f"--{name.replace('_', '-')}",
+                value=value,
+                rule=f"cannot change {target}, which is compiled already",
+                fix="leave it out, or give the model instead of the plan",
+            )
+    return load_plan(target)

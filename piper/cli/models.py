@@ -1,0 +1,66 @@
+"""`piper models`: the models in the catalogue, or one in detail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from piper.cli.catalogue import plain, show_entry, show_list
+from piper.cli.options import json_option
+
+if TYPE_CHECKING:
+    from piper.models import ModelSource
+
+
+@click.command()
+@click.argument("model", metavar="[MODEL]", required=False)
+@json_option
+def models(model: str | None, as_json: bool) -> None:
+    """List models, or show one: parameters, shape, and what was assumed.
+
+    MODEL is a name, a Hugging Face config.json (file or folder, read offline), or package.module:factory.
+
+    \b
+    Examples:
+      piper models
+      piper models llama3-8b
+      piper models examples/llama3-8b/config.json --json
+    """
+    from piper.models import CATALOGUE, find_model
+
+    if model is not None:
+        show_entry(_detail(find_model(model)), as_json=as_json)
+        return
+    entries = [_detail(find_model(name)) for name in CATALOGUE]
+    columns = {
+        "name": "model",
+        "parameters": "n_parameters",
+        "layers": "layers",
+        "hidden": "hidden",
+        "heads": "heads",
+        "vocabulary": "vocabulary",
+        "context": "context_length",
+    }
+    show_list("models", entries, columns=columns, as_json=as_json)
+
+
+def _detail(source: ModelSource) -> dict[str, Any]:
+    """Describe a model; of a factory the counts are null, they are known after capture."""
+    facts = plain(source.facts) if source.facts is not None else {}
+    return {
+        "model": source.name,
+        "kind": source.kind,
+        "family": source.family,
+        "n_parameters": source.n_parameters,
+        "n_active_parameters": facts.get("n_active_parameters"),
+        "layers": facts.get("layers"),
+        "hidden": facts.get("hidden"),
+        "heads": facts.get("heads"),
+        "head_dim": facts.get("head_dim"),
+        "vocabulary": facts.get("vocabulary"),
+        "context_length": source.context_length,
+        "default_seq_len": source.default_seq_len,
+        "assumed": list(source.assumed),
+        "source": source.origin,
+    }

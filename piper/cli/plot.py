@@ -1,0 +1,31 @@
+"""`piper plot`: the timeline of a result as a picture."""
+
+from __future__ import annotations
+
+import click
+
+from piper.cli.options import json_option
+from piper.cli.output import emit, prepared, progress
+
+
+@click.command()
+@click.argument("source", metavar="RESULT")
+@click.option("-o", "--output", metavar="F.png|svg", default="timeline.png", show_default=True, help="Picture to write.")
+@click.option("--memory", is_flag=True, help="Draw memory over time instead of tasks.")
+@json_option
+def plot(source: str, output: str, memory: bool, as_json: bool) -> None:
+    """Draw the last step of a result. RESULT is an --out folder, its result.json, or a trace.
+
+    \b
+    Examples:
+      piper plot out/best -o timeline.png
+      piper plot trace.json -o timeline.svg
+      piper plot out/best --memory -o memory.png
+    """
+    from piper.report.result import load_result
+    from simulator.timeline.plots import plot_memory, plot_timeline
+
+    timeline = load_result(source).timeline
+    with progress(f"drawing {source}"):
+        path = (plot_memory if memory else plot_timeline)(timeline, prepared(output, option="--output"))
+    emit({"schema_version": 1, "file": str(path)}, as_json=as_json, text=lambda: f"wrote {path}")

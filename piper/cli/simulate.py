@@ -1,0 +1,81 @@
+"""`piper simulate`: time, memory and breakdown of one strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from piper.cli.failures import ResultDoesNotFitError
+from piper.cli.jobs import predict_target
+from piper.cli.options import OneOf, PositiveInt, job_options, json_option, strategy_option
+from piper.cli.output import emit, prepared, progress
+from piper.report.result import Result
+from simulator.plan import Plan
+
+
+@click.command()
+@click.argument("target", metavar="MODEL|PLAN")
+@strategy_option
+@job_options
+@click.option("--engine", type=OneOf("auto", "reference"), default="auto", help="Simulation engine; the answer is the same.")
+@click.option("--steps", type=PositiveInt(2), help="Steps to simulate (default: 2 to 4, until the step time settles).")
+@click.option("--require-fit", is_flag=True, help="Exit with code 3 when a rank needs more memory than it has.")
+@click.option("--out", metavar="DIR", help="Write result.json and timeline.npz there.")
+@click.option("--trace", metavar="F.json[.gz]", help="Write a Chrome trace (open it in Perfetto).")
+@click.option("--plot", metavar="F.png|svg", help="Draw the timeline.")
+@click.option("--memory-plot", metavar="F.png|svg", help="Draw memory over time.")
+@click.option("--plan-out", metavar="F.json[.gz]", help="Write the compiled plan.")
+@json_option
+def simulate(
+    target: str, strategy: str, engine: str, steps: int | None, require_fit: bool, as_json: bool, **given: Any
+) -> None:
+    """Predict time and memory of one training step.
+
+    MODEL is a name of `piper models`, a config.json (file or folder), or package.module:factory.
+    PLAN is a file that --plan-out wrote.
+
+    \b
+    Examples:
+      piper simulate llama3-8b
+      piper simulate llama3-8b --gpus 64 --strategy pp=4,dp=16,zero=1,recompute=full --global-batch 512
+      piper simulate examples/llama3-8b/config.json --strategy pp=2,dp=4 --trace trace.json --plot timeline.png
+    """
+    files = {name: given.pop(name) for name in ("out", "trace", "plot", "memory_plot", "plan_out")}
+    with progress(f"simulating {target}"):
+        plan, result = predict_target(target, strategy, job=given, steps=steps or "auto", engine=engine)
+        written = _write(files, plan, result)
+    if as_json and require_fit and not result.summary["fits"]:
+        raise ResultDoesNotFitError(dict(result.summary))
+    emit(result.summary, as_json=as_json, text=lambda: "\n".join([str(result), *_notes(written)]))
+    if require_fit and not result.summary["fits"]:
+        raise ResultDoesNotFitError(dict(result.summary))
+
+
+def _write(files: dict[str, str | None], plan: Plan, result: Result) -> list[Path]:
+    """Write what was asked for; return the paths."""
+    written = []
+    if files["out"]:
+        written.append(result.save(files["out"]))
+    if files["trace"]:
+        from simulator.timeline.chrome import write_chrome_trace
+
+        written.append(prepared(files["trace"], option="--trace"))
+        write_chrome_trace(result.timeline, written[-1], plan=plan)
+    if files["plot"]:
+        written.append(result.plot(prepared(files["plot"], option="--plot")))
+    if files["memory_plot"]:
+        from simulator.timeline.plots import plot_memory
+
+        written.append(plot_memory(result.timeline, prepared(files["memory_plot"], option="--memory-plot")))
+    if files["plan_out"]:
+        from simulator.plan.codec import save_plan
+
+        written.append(prepared(files["plan_out"], option="--plan-out"))
+        save_plan(plan, written[-1])
+    return written
+
+
+def _notes(written: list[Path]) -> list[str]:
+    return ["", *(f"wrote {path}" for path in written)] if written else []

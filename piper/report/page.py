@@ -1,0 +1,125 @@
+"""One self-contained HTML page of one or several results: figures, timelines, memory, provenance.
+
+Nothing is fetched when the page opens: style, script and data are inside the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from piper.report import quantities, summary
+from piper.report.page_data import timeline_data
+from piper.report.result import Result
+
+_PART_NAMES = {
+    "compute": "compute",
+    "recompute": "recompute",
+    "optimizer": "optimizer",
+    "exposed_tp": "exposed tensor-parallel",
+    "exposed_dp": "exposed data-parallel",
+    "exposed_pp": "exposed pipeline",
+    "exposed_ep": "exposed expert-parallel",
+    "exposed_cp": "exposed context-parallel",
+    "exposed_offload": "exposed offload",
+    "straggler": "straggler wait",
+    "host": "host",
+    "bubble": "bubble",
+}
+"""Parts of a step in the order of the bars: work first, loss after."""
+
+
+def render_page(results: Sequence[Result], *, title: str) -> str:
+    """Return the page.
+
+    Args:
+        results: shown side by side, in this order; the first that fits and is fastest is the reference.
+        title: of the page.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("piper.report", "template"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": quantities.format_duration,
+        "gib": quantities.format_gib,
+        "count": quantities.format_count,
+        "share": quantities.format_share,
+        "ranges": lambda numbers: quantities.format_ranges(list(numbers)),
+    }
+    cards = [_card(result) for result in results]
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        cards=cards,
+        comparison=_comparison(cards),
+        part_names=_PART_NAMES,
+        data=_script_safe([card["data"] for card in cards]),
+    )
+
+
+def _card(result: Result) -> dict[str, Any]:
+    """Gather what one result shows; a bare trace or a measured run has no full summary."""
+    figures = result.summary
+    full = "breakdown_s" in figures
+    data = timeline_data(result.timeline, step_time_s=result.step_time_s)
+    if full:
+        data |= {"limit_bytes": figures["device_memory_bytes"], "context_bytes": figures["context_bytes"]}
+    return {
+        "name": result.name,
+        "figures": figures,
+        "full": full,
+        "step_time_s": result.step_time_s,
+        "source": result.timeline.source,
+        "parts": _parts(figures) if full else [],
+        "classes": _classes(figures) if full else [],
+        "peaks": _peak_owners(figures) if full else [],
+        "assumed": [(name, _plain(value)) for name, value in figures.get("defaults", {}).items()],
+        "memory_verdict": summary.memory_verdict(figures) if full else "",
+        "text": summary.describe(figures) if full else "",
+        "data": data,
+    }
+
+
+def _parts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    breakdown = figures["breakdown_s"]
+    step = figures["step_time_s"]
+    return [
+        {"key": key, "name": name, "seconds": breakdown[key], "share": breakdown[key] / step}
+        for key, name in _PART_NAMES.items()
+        if breakdown.get(key, 0) > 0
+    ]
+
+
+def _classes(figures: Mapping[str, Any]) -> list[str]:
+    """Return the memory classes that any rank uses, in the order of the first rank."""
+    ranks = figures["ranks"]
+    return [name for name in ranks[0]["memory_by_class_bytes"] if any(r["memory_by_class_bytes"][name] for r in ranks)]
+
+
+def _peak_owners(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, for the worst rank, its largest owners at the peak, when the result names them."""
+    worst = max(figures["ranks"], key=lambda rank: rank["peak_memory_bytes"])
+    return list(worst.get("peak_owners", []))
+
+
+def _comparison(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the reference of the comparison: the fastest result that fits, else the fastest."""
+    fitting = [card for card in cards if card["figures"].get("fits", True)]
+    best = min(fitting or cards, key=lambda card: card["step_time_s"])
+    return {"best": best["name"], "step_time_s": best["step_time_s"], "longest_s": max(c["step_time_s"] for c in cards)}
+
+
+def _script_safe(value: object) -> str:
+    """Write JSON that may stand inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)

@@ -1,0 +1,132 @@
+"""`Result`: the figures of a step together with its timeline, and the folder that keeps both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from piper.errors import JobError
+from simulator.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULT_FILE = "result.json"
+TIMELINE_FILE = "timeline.npz"
+
+_FIX = "give a folder that --out wrote, its result.json, or a trace that --trace wrote"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """What a simulation or a run found.
+
+    Args:
+        name: shown in reports: the strategy, or the file it was read from.
+        summary: the object of `piper simulate --json` or `piper run --json`; empty for a bare trace.
+        timeline: every task on every rank.
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    timeline: Timeline
+
+    @property
+    def step_time_s(self) -> float:
+        """Return the seconds of one optimizer step."""
+        return float(self.summary.get("step_time_s", self.timeline.step_time_ns / 1e9))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per executed task."""
+        return self.timeline.to_frame()
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw the last step into a PNG or SVG file and return its path."""
+        return self.timeline.plot(path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `result.json` and `timeline.npz` into a folder, which is made; raises JobError."""
+        from simulator.timeline.storage import save_timeline
+
+        target = Path(folder)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self.summary, allow_nan=False, indent=1, ensure_ascii=False)
+            (target / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
+            save_timeline(self.timeline, target / TIMELINE_FILE)
+        except OSError as problem:
+            raise JobError(
+                where=str(folder),
+                field="--out",
+                value=str(folder),
+                rule=f"cannot be written: {problem.strerror}",
+                fix="name a folder that you may write",
+            ) from None
+        return target
+
+    def __str__(self) -> str:
+        from piper.report.summary import describe
+
+        return describe(self.summary) if "breakdown_s" in self.summary else self.name
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def load_result(path: str | Path) -> Result:
+    """Read a result: an `--out` folder, its `result.json`, or a Chrome trace (`.json`, `.json.gz`).
+
+    Raises: JobError for a missing, broken or foreign file.
+    """
+    source = Path(path)
+    if source.is_dir():
+        source /= RESULT_FILE
+    content = _read_json(source)
+    if "traceEvents" in content:
+        return _of_trace(source, content)
+    return _of_folder(source, content)
+
+
+def _of_folder(source: Path, summary: dict[str, Any]) -> Result:
+    from simulator.timeline.storage import load_timeline
+
+    if "step_time_s" not in summary and "steps" not in summary:
+        raise _bad(source, "is JSON, but neither a result nor a trace")
+    strategy = summary.get("strategy", {})
+    shorthand = strategy.get("shorthand", "") if isinstance(strategy, dict) else str(strategy)
+    timeline = load_timeline(source.parent / TIMELINE_FILE)
+    name = f"{source.parent.name}: {shorthand}" if shorthand else source.parent.name
+    return Result(name=name, summary=summary, timeline=timeline)
+
+
+def _of_trace(source: Path, content: dict[str, Any]) -> Result:
+    from piper.report.trace_reader import timeline_of_trace
+
+    return Result(name=source.name, summary={}, timeline=timeline_of_trace(content, where=str(source)))
+
+
+def _read_json(source: Path) -> dict[str, Any]:
+    try:
+        data = source.read_bytes()
+        text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode("utf-8")
+        content = json.loads(text)
+    except FileNotFoundError:
+        raise _bad(source, "does not exist") from None
+    except json.JSONDecodeError as problem:
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise _bad(source, f"is not JSON: {problem.msg} at {place}") from None
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise _bad(source, f"cannot be read: {problem}") from None
+    if not isinstance(content, dict):
+        raise _bad(source, "is JSON, but neither a result nor a trace")
+    return content
+
+
+def _bad(source: Path, rule: str) -> JobError:
+    return JobError(where=str(source), field="RESULT", value=str(source), rule=rule, fix=_FIX)

@@ -1,0 +1,181 @@
+"""A result as text: what was understood and assumed first, then the figures.
+
+All functions take the object of `piper simulate --json` (CONTRACT) and return lines without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from piper.report.quantities import (
+    GIB,
+    format_count,
+    format_duration,
+    format_gib,
+    format_ranges,
+    format_share,
+)
+
+Result = Mapping[str, Any]
+
+_BAR_WIDTH = 30
+_MOST_RANKS = 8
+_SHORT_CLASSES = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "buckets": "buckets",
+    "communication": "comm",
+    "workspace": "work",
+}
+
+
+def describe(result: Result) -> str:
+    """Write one result in about 30 lines."""
+    parts = [
+        [*heading_lines(result), *assumption_lines(result)],
+        figure_lines(result),
+        ["where a step goes (mean over ranks)", *breakdown_lines(result)],
+        ["memory at each rank's peak, GiB", *memory_lines(result)],
+        [f"warning: {text}" for text in result["warnings"]],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def heading_lines(result: Result) -> list[str]:
+    """Say what was understood: model, hardware, strategy."""
+    model = f"{result['model']}, {format_count(result['n_parameters'])} parameters"
+    return [
+        f"{model} on {result['n_gpus']} GPUs of {result['cluster']}",
+        f"strategy    {result['strategy']['shorthand']}",
+    ]
+
+
+def assumption_lines(result: Result) -> list[str]:
+    """Say what was assumed, wrapped to the width of a terminal."""
+    import textwrap
+
+    assumed = ", ".join(f"{name} {_plain(value)}" for name, value in result["defaults"].items())
+    if not assumed:
+        return []
+    return textwrap.wrap(f"assumed     {assumed}", width=100, subsequent_indent=" " * 12)
+
+
+def figure_lines(result: Result) -> list[str]:
+    """Step time with its band, throughput, MFU, memory."""
+    band = result["error_band"]
+    low, high = format_duration(band["step_time_low_s"]), format_duration(band["step_time_high_s"])
+    return [
+        f"step time   {format_duration(result['step_time_s'])}   (expected within {low} .. {high}: {band['basis']})",
+        f"throughput  {format_count(result['tokens_per_s'])} tokens/s, "
+        f"{format_count(result['tokens_per_s_per_gpu'])} tokens/s per GPU",
+        f"MFU         {format_share(result['mfu'])} (convention {result['mfu_convention']}), "
+        f"HFU {format_share(result['hfu'])}, {result['tflops_per_gpu']:.1f} TFLOP/s per GPU",
+        f"bubble      {format_share(result['bubble_fraction'])} of the step; "
+        f"compute idle {format_share(result['idle_fraction'])}",
+        f"memory      {memory_verdict(result)}",
+    ]
+
+
+def memory_verdict(result: Result) -> str:
+    """Say in one line whether the worst rank fits, and with what."""
+    limit = result["device_memory_bytes"]
+    need = max(result["peak_reserved_bytes"], result["peak_memory_bytes"]) + result["context_bytes"]
+    parts = (
+        f"{format_gib(result['peak_memory_bytes'])} allocated, "
+        f"{format_gib(result['peak_reserved_bytes'])} reserved, "
+        f"{format_gib(result['context_bytes'])} context"
+    )
+    if result["fits"]:
+        return f"fits: {parts} of {format_gib(limit)} ({format_gib(limit - need)} free)"
+    return f"DOES NOT FIT: {parts} of {format_gib(limit)} ({format_gib(need - limit)} too much)"
+
+
+def breakdown_lines(result: Result) -> list[str]:
+    """One line per part of the step that is not 0, with a bar."""
+    step = result["step_time_s"]
+    parts = [(name, value) for name, value in result["breakdown_s"].items() if value > 0]
+    return [
+        f"  {name:<16}{format_duration(value):>10}{format_share(value / step):>9}  {_bar(value / step)}".rstrip()
+        for name, value in parts
+    ]
+
+
+def memory_lines(result: Result) -> list[str]:
+    """A table of pipeline ranks with their memory classes at the rank's peak moment."""
+    ranks = result["ranks"]
+    names = [name for name in _SHORT_CLASSES if any(rank["memory_by_class_bytes"].get(name, 0) for rank in ranks)]
+    rows = [["pp rank", "devices", "stages", *(_SHORT_CLASSES[name] for name in names), "peak", "at", "busy"]]
+    rows += [_memory_row(rank, names) for rank in ranks[:_MOST_RANKS]]
+    lines = [f"  {line}" for line in aligned(rows)]
+    left = len(ranks) - _MOST_RANKS
+    return [*lines, f"  ... and {left} more (--json lists all)"] if left > 0 else lines
+
+
+def compare(results: Sequence[tuple[str, Result]]) -> str:
+    """Write several results side by side, each against the fastest one that fits.
+
+    Args:
+        results: (name, result) pairs, in the order in which they are shown.
+    """
+    fitting = [result["step_time_s"] for _, result in results if result["fits"]]
+    best = min(fitting or [result["step_time_s"] for _, result in results])
+    rows = [["strategy", "step time", "vs best", "MFU", "bubble", "exposed comm", "peak memory", "fits"]]
+    rows += [
+        [
+            name,
+            format_duration(result["step_time_s"]),
+            f"{result['step_time_s'] / best - 1:+.1%}" if result["step_time_s"] != best else "best",
+            format_share(result["mfu"]),
+            format_share(result["bubble_fraction"]),
+            format_share(exposed_s(result) / result["step_time_s"]),
+            format_gib(result["peak_memory_bytes"]),
+            "yes" if result["fits"] else "NO",
+        ]
+        for name, result in results
+    ]
+    return "\n".join(aligned(rows, left_columns=1))
+
+
+def exposed_s(result: Result) -> float:
+    """Sum the communication that no computation hides, of all kinds."""
+    return float(sum(value for name, value in result["breakdown_s"].items() if name.startswith("exposed_")))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 0) -> list[str]:
+    """Pad cells to columns two spaces apart; the first `left_columns` are flush left, the others right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _memory_row(rank: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    classes = rank["memory_by_class_bytes"]
+    return [
+        str(rank["pipeline_rank"]),
+        str(rank["n_devices"]),
+        format_ranges(list(rank["stages"])),
+        *(f"{classes.get(name, 0) / GIB:.2f}" for name in names),
+        f"{rank['peak_memory_bytes'] / GIB:.2f}",
+        format_duration(rank["peak_at_s"]),
+        format_duration(rank["busy_s"]),
+    ]
+
+
+def _bar(fraction: float) -> str:
+    return "█" * round(_BAR_WIDTH * fraction)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_plain(part) for part in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
