@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,11 +64,13 @@ class Timeline:
         source: "simulated" or "measured".
         tracks: by pipeline rank (simulated) or by rank (measured).
         step_end_ns: int64 [steps], when the last rank finished each step.
+        warnings: what a reader of its numbers should know.
     """
 
     source: str
     tracks: tuple[RankTrack, ...]
     step_end_ns: npt.NDArray[np.int64]
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_steps(self) -> int:
@@ -74,6 +81,17 @@ class Timeline:
     def makespan_ns(self) -> int:
         """Return the end of the last step."""
         return int(self.step_end_ns[-1])
+
+    @property
+    def step_time_ns(self) -> int:
+        """Return the last period between step ends; of a single step, its makespan."""
+        previous = int(self.step_end_ns[-2]) if self.num_steps > 1 else 0
+        return self.makespan_ns - previous
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        """Return (begin, end) of the last `step_time_ns` up to the end of the last step."""
+        return self.makespan_ns - self.step_time_ns, self.makespan_ns
 
     def rows(self) -> list[tuple[int, str, str, int, int]]:
         """Return (rank, stream, code, start_ns, end_ns) of every span, by start, rank, stream."""
@@ -89,3 +107,15 @@ class Timeline:
             )
         ]
         return sorted(found, key=lambda row: (row[3], row[0], row[1], row[4]))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per span: rank, stream, step, code, kind, dispatch, ready, start and end in ns."""
+        from simulator.timeline.frame import timeline_frame
+
+        return timeline_frame(self)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw the last step as a picture (PNG or SVG by suffix) and return its path."""
+        from simulator.timeline.plots import plot_timeline
+
+        return plot_timeline(self, path)

@@ -1,0 +1,15 @@
+"""Memory of a device over time: from buffer lifetimes to allocated and reserved bytes."""
+
+from simulator.memory.allocator import reserved_peak_bytes, rounded_bytes
+from simulator.memory.curve import MemoryCurve, memory_curve
+from simulator.memory.peak import Peak, owners_at, peak_of
+
+__all__ = [
+    "MemoryCurve",
+    "Peak",
+    "memory_curve",
+    "owners_at",
+    "peak_of",
+    "reserved_peak_bytes",
+    "rounded_bytes",
+]

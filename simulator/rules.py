@@ -1,0 +1,98 @@
+"""Rules of the simulator: what a host, a stream, a transfer and a collective may do, as scalar functions.
+
+Both engines call these, so that they agree to the nanosecond. Every function uses + - * / min max and
+comparisons on int64 and float64 only, so that numba compiles it unchanged.
+
+[Note: completion rounding]  Priced seconds become whole ns, rounded up: nothing ends early. An excess
+    below one part in 10^14 is float noise (1.1e-6 s is 1100 ns, not 1101).
+[Note: time range]  Times are refused beyond 2^62 ns (146 years), so that sums never overflow int64.
+[Note: host dispatch]  One host thread per device launches kernels one after another, in dispatch order,
+    and may run ahead of the device without limit. A task may start once its first kernel is launched.
+[Note: host-bound tasks]  A task whose k kernels are launched during [h, h + k * launch] cannot end before
+    the last of them is launched, however fast the device is.
+[Note: stream start]  A stream runs its tasks in dispatch order, one at a time; a task is ready when the
+    previous one is done and all its waits are complete.
+[Note: eager send]  A message up to the eager limit leaves when its send is joined and does not wait for
+    the receive, which is complete once it is posted and the bytes are there.
+[Note: rendezvous send]  A larger message moves once both ends are joined; both end together.
+[Note: additive skew]  A collective is on the wire from its last arrival on, and all members end together:
+    a waiting rank pays the difference of arrivals *plus* the transport, not the larger of the two.
+"""
+
+from __future__ import annotations
+
+MAX_TIME_NS = 2**62
+NS_PER_S = 1_000_000_000
+_FLOAT_NOISE = 1e-14
+
+
+def within_range(time_ns: float) -> bool:
+    """Tell whether a time or a sum of times is representable; see [Note: time range]."""
+    return 0 <= time_ns <= MAX_TIME_NS
+
+
+def duration_ns(seconds: float) -> int:
+    """Return priced seconds as whole ns; see [Note: completion rounding]."""
+    exact = seconds * NS_PER_S
+    whole = int(exact)
+    return whole + 1 if exact - whole > exact * _FLOAT_NOISE else whole
+
+
+def first_launch_ns(host_free_ns: int, launch_ns: int) -> int:
+    """Return when the first kernel of a task is launched; see [Note: host dispatch]."""
+    return host_free_ns + launch_ns
+
+
+def dispatch_ns(host_free_ns: int, host_ns: int) -> int:
+    """Return when the last kernel of a task is launched and the host is free again."""
+    return host_free_ns + host_ns
+
+
+def ready_ns(stream_free_ns: int, waits_done_ns: int) -> int:
+    """Return when a task is the head of its stream with all waits done; see [Note: stream start]."""
+    return max(stream_free_ns, waits_done_ns)
+
+
+def compute_start_ns(ready: int, first_launch: int) -> int:
+    """Return when a compute task starts; see [Note: host dispatch]."""
+    return max(ready, first_launch)
+
+
+def compute_end_ns(start: int, duration: int, dispatch: int) -> int:
+    """Return when a compute task ends; see [Note: host-bound tasks]."""
+    return max(start + duration, dispatch)
+
+
+def joined_ns(ready: int, dispatch: int) -> int:
+    """Return when a device takes part in a transfer or collective: ready, and its kernel launched."""
+    return max(ready, dispatch)
+
+
+def is_eager(size_bytes: int, eager_limit_bytes: int) -> bool:
+    """Tell whether a send returns before its peer; see [Note: eager send]."""
+    return size_bytes <= eager_limit_bytes
+
+
+def rendezvous_start_ns(send_joined: int, recv_joined: int) -> int:
+    """Return when a large message is on the wire; see [Note: rendezvous send]."""
+    return max(send_joined, recv_joined)
+
+
+def eager_recv_start_ns(send_joined: int, recv_joined: int) -> int:
+    """Return when a receive sees bytes of an eager message on the wire; see [Note: eager send]."""
+    return max(send_joined, recv_joined)
+
+
+def eager_recv_end_ns(send_joined: int, recv_joined: int, duration: int) -> int:
+    """Return when an eager message is received: posted, and the last byte there."""
+    return max(recv_joined, send_joined + duration)
+
+
+def collective_start_ns(latest_so_far: int, arrival: int) -> int:
+    """Return when a collective may start after one more arrival; see [Note: additive skew]."""
+    return max(latest_so_far, arrival)
+
+
+def wire_end_ns(start: int, duration: int) -> int:
+    """Return when a rendezvous message or a collective has moved its last byte."""
+    return start + duration

@@ -1,0 +1,100 @@
+"""`simulate`: plan and cost model in, timeline out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from cost_models.errors import check_invariant, require_positive_int
+from cost_models.price import CostModel
+from simulator.engines import EngineRun, load_engine
+from simulator.errors import PlanError
+from simulator.memory import memory_curve
+from simulator.plan import Plan
+from simulator.timeline.timeline import RankTrack, Timeline
+from simulator.workload import Workload, build_workload
+
+MOST_STEPS = 4
+SETTLED = 1e-6
+
+
+def simulate(
+    plan: Plan,
+    cost_model: CostModel,
+    *,
+    steps: int | str = "auto",
+    engine: str = "auto",
+    workload: Workload | None = None,
+) -> Timeline:
+    """Simulate `plan` on the hardware that `cost_model` describes.
+
+    Args:
+        plan: what to run.
+        cost_model: prices of operations, transfers and collectives.
+        steps: how many steps, or "auto": 2 to 4, until two consecutive periods agree to 1e-6.
+        engine: a name of `simulator.engines.ENGINES`, or "auto".
+        workload: `build_workload(plan, cost_model)` if the caller has it already.
+
+    Raises: IllegalPlanError if the plan hangs or a task has no counterpart; PlanError for a bad option;
+        CostModelError for a price that is no number.
+    """
+    if steps != "auto":
+        fix = 'give "auto" or the number of steps to simulate'
+        require_positive_int(steps, where="simulate", field="steps", fix=fix, error=PlanError)
+    work = build_workload(plan, cost_model) if workload is None else workload
+    run_engine = load_engine(engine)
+    if isinstance(steps, int):
+        done = run_engine(work, max_steps=steps, settled=lambda _: False)
+        warnings: tuple[str, ...] = ()
+    else:
+        done = run_engine(work, max_steps=MOST_STEPS, settled=has_settled)
+        warnings = () if has_settled(done.step_end_ns.tolist()) else (_unsettled(done),)
+    check_invariant(bool((done.end_ns >= done.start_ns).all()), "a task ends before it starts")
+    return Timeline(
+        source="simulated",
+        tracks=tuple(_track(plan, work, done, number=number) for number in range(work.num_devices)),
+        step_end_ns=done.step_end_ns,
+        warnings=warnings,
+    )
+
+
+def has_settled(step_end_ns: Sequence[int]) -> bool:
+    """Tell whether the last two periods between step ends agree to 1e-6 (the first begins at 0)."""
+    periods = [after - before for before, after in pairwise([0, *step_end_ns])]
+    if len(periods) == 1:
+        return False
+    return abs(periods[-1] - periods[-2]) <= SETTLED * periods[-1]
+
+
+def _unsettled(done: EngineRun) -> str:
+    periods = np.diff(done.step_end_ns, prepend=0).tolist()
+    shown = ", ".join(f"{period / 1e9:.6g} s" for period in periods)
+    return f"the step time had not settled after {len(periods)} steps ({shown}); the last period is reported"
+
+
+def _track(plan: Plan, workload: Workload, done: EngineRun, *, number: int) -> RankTrack:
+    device = plan.device_plans[number]
+    first, last = workload.device_starts[number : number + 2].tolist()
+    num_steps, num_tasks = len(done.step_end_ns), last - first
+    here = slice(first, last)
+    curve = memory_curve(device, start_ns=done.start_ns[:, here], end_ns=done.end_ns[:, here])
+    return RankTrack(
+        rank=plan.mesh.ranks(pp=device.pipeline_rank)[0] if len(plan.device_plans) > 1 else 0,
+        n_devices=workload.n_devices,
+        pipeline_rank=device.pipeline_rank,
+        stages=device.stages,
+        streams=device.streams,
+        task=np.tile(np.arange(num_tasks, dtype=np.int64), num_steps),
+        step=np.repeat(np.arange(num_steps, dtype=np.int64), num_tasks),
+        stream=np.tile(device.tasks.stream, num_steps),
+        dispatch_ns=done.dispatch_ns[:, here].ravel(),
+        ready_ns=done.ready_ns[:, here].ravel(),
+        start_ns=done.start_ns[:, here].ravel(),
+        end_ns=done.end_ns[:, here].ravel(),
+        memory_ns=curve.time_ns,
+        memory_bytes=curve.class_bytes,
+        codes=workload.codes[first:last],
+        kinds=device.tasks.kind,
+    )

@@ -1,0 +1,204 @@
+"""Summary: plan, timeline and prices -> the keys of the `piper simulate --json` result that they decide."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cost_models.errors import CostModelError, check_invariant, nearest
+from cost_models.price import CostModel
+from simulator.memory import Peak, peak_of, reserved_peak_bytes
+from simulator.plan import NONE, ModelFacts, Plan, TaskKind
+from simulator.pricing import PROVENANCES
+from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
+from simulator.timeline.timeline import RankTrack, Timeline
+from simulator.workload import Workload, build_workload
+
+MFU_CONVENTION = "palm"
+BAND_BASIS = (
+    "the prices of all tasks, each at the low (high) end of its band, over their sum: this ratio, averaged "
+    "over ranks, scales the step time; compute and communication are taken to be off in the same direction"
+)
+
+
+def summarize(
+    plan: Plan, timeline: Timeline, cost_model: CostModel, *, workload: Workload | None = None
+) -> dict[str, Any]:
+    """Return the result of a simulated timeline (CONTRACT, `piper simulate --json`).
+
+    Args:
+        plan, timeline, cost_model: what was simulated, what came out, and what priced it.
+        workload: `build_workload(plan, cost_model)` if the caller has it already.
+
+    Left to the caller: schema_version, cluster, stack, defaults, timings_s.
+    Raises: CostModelError if the cost model has no peak for the compute dtype; InternalError for a broken
+        number (NaN, a negative time, more FLOPs than the devices can do).
+    """
+    work = build_workload(plan, cost_model) if workload is None else workload
+    attribution = attribute(plan, timeline)
+    peaks = [peak_of(track) for track in timeline.tracks]
+    result: dict[str, Any] = {
+        "model": plan.model.name,
+        "n_parameters": plan.model.n_parameters,
+        "n_gpus": plan.num_ranks,
+        "strategy": {"shorthand": plan.strategy, "directives": list(plan.directives)},
+        "schedule": plan.schedule,
+    }
+    result |= _speed(plan, timeline, cost_model)
+    result |= _memory(plan, timeline, cost_model)
+    result |= _breakdown(timeline, attribution)
+    result["ranks"] = _ranks(timeline, attribution, peaks)
+    result["error_band"] = _error_band(timeline, work)
+    result["provenance"] = _provenance(work)
+    result["warnings"] = [*plan.notices, *timeline.warnings, *_warnings(result)]
+    _require_sound(plan, result, executed_flops=_flops(plan, recompute_only=False), cost_model=cost_model)
+    return result
+
+
+def model_flops_per_token(model: ModelFacts, *, seq_len: int) -> int:
+    """Return training FLOPs per token: 6 N + 12 L H Q T, N the active parameters, no causal halving.
+
+    Source: PaLM (Chowdhery et al. 2022, arXiv 2204.02311), appendix B.
+    """
+    return 6 * model.n_active_parameters + 12 * model.layers * model.heads * model.head_dim * seq_len
+
+
+def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
+    training, ranks = plan.training, plan.num_ranks
+    step_s = timeline.step_time_ns / 1e9
+    flops = training.tokens_per_step * model_flops_per_token(plan.model, seq_len=training.seq_len)
+    available_flops = step_s * ranks * _peak_flops_per_s(plan, cost_model)
+    return {
+        "step_time_s": step_s,
+        "makespan_s": timeline.makespan_ns / 1e9,
+        "tokens_per_s": _ratio(training.tokens_per_step, step_s),
+        "tokens_per_s_per_gpu": _ratio(training.tokens_per_step, step_s * ranks),
+        "model_flops_per_step": flops,
+        "tflops_per_gpu": _ratio(flops, step_s * ranks) / 1e12,
+        "mfu": _ratio(flops, available_flops),
+        "hfu": _ratio(flops + _flops(plan, recompute_only=True), available_flops),
+        "mfu_convention": MFU_CONVENTION,
+    }
+
+
+def _peak_flops_per_s(plan: Plan, cost_model: CostModel) -> float:
+    peaks, dtype = cost_model.peak_flops_per_s, plan.training.dtype
+    if dtype not in peaks:
+        raise CostModelError(
+            where=cost_model.name,
+            field="peak_flops_per_s",
+            value=dtype,
+            rule="has no datasheet peak on this device",
+            fix=nearest(dtype, peaks),
+        )
+    return peaks[dtype]
+
+
+def _flops(plan: Plan, *, recompute_only: bool) -> int:
+    """Return the FLOPs that all ranks execute in a step, or only those of recompute tasks."""
+    by_work = [work.flops for work in plan.works]
+    total = 0
+    for device in plan.device_plans:
+        table = device.tasks
+        counted = (table.work != NONE) & ((table.kind == TaskKind.R) | (not recompute_only))
+        total += sum(by_work[work] for work in table.work[counted].tolist())
+    return total * plan.replicas
+
+
+def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
+    devices = {device.pipeline_rank: device for device in plan.device_plans}
+    reserved = 0
+    for track in timeline.tracks:
+        device = devices[track.pipeline_rank]
+        shape = (-1, len(device.tasks))
+        start, end = track.start_ns.reshape(shape), track.end_ns.reshape(shape)
+        reserved = max(reserved, reserved_peak_bytes(device, start_ns=start, end_ns=end))
+    return {
+        "peak_memory_bytes": max(peak_of(track).total_bytes for track in timeline.tracks),
+        "peak_reserved_bytes": reserved,
+        "context_bytes": cost_model.context_bytes,
+        "device_memory_bytes": cost_model.device_memory_bytes,
+        "fits": reserved + cost_model.context_bytes <= cost_model.device_memory_bytes,
+    }
+
+
+def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
+    step_s = timeline.step_time_ns / 1e9
+    idle = [label for label in Label if label not in BUSY]
+    return {
+        "bubble_fraction": _ratio(attribution.mean_s(Label.BUBBLE), step_s),
+        "idle_fraction": _ratio(attribution.mean_s(*idle), step_s),
+        "breakdown_s": attribution.breakdown_s(),
+    }
+
+
+def _ranks(timeline: Timeline, attribution: Attribution, peaks: list[Peak]) -> list[dict[str, Any]]:
+    def row(track: RankTrack, busy_ns: int, peak: Peak) -> dict[str, Any]:
+        return {
+            "pipeline_rank": track.pipeline_rank,
+            "n_devices": track.n_devices,
+            "stages": list(track.stages),
+            "busy_s": busy_ns / 1e9,
+            "peak_memory_bytes": peak.total_bytes,
+            "peak_at_s": peak.time_ns / 1e9,
+            "memory_by_class_bytes": peak.by_name(),
+        }
+
+    return [
+        row(*columns) for columns in zip(timeline.tracks, attribution.busy_ns().tolist(), peaks, strict=True)
+    ]
+
+
+def _error_band(timeline: Timeline, workload: Workload) -> dict[str, Any]:
+    prices, price = workload.prices, workload.price[workload.price != NONE]
+    seconds = math.fsum(prices.seconds[price])
+    low = _ratio(math.fsum(prices.low_s[price]), seconds) if seconds else 1.0
+    high = _ratio(math.fsum(prices.high_s[price]), seconds) if seconds else 1.0
+    step_s = timeline.step_time_ns / 1e9
+    return {"step_time_low_s": step_s * low, "step_time_high_s": step_s * high, "basis": BAND_BASIS}
+
+
+def _provenance(workload: Workload) -> dict[str, float]:
+    price = workload.price[workload.price != NONE]
+    by_name = workload.prices.provenance_s[price].sum(axis=0)
+    total = float(by_name.sum())
+    return {name.value: _ratio(float(s), total) for name, s in zip(PROVENANCES, by_name, strict=True)}
+
+
+def _warnings(result: dict[str, Any]) -> list[str]:
+    found = []
+    if not result["fits"]:
+        needed = result["peak_reserved_bytes"] + result["context_bytes"]
+        have = result["device_memory_bytes"]
+        found.append(
+            f"does not fit: {needed / 2**30:.1f} GiB reserved with the driver context, "
+            f"{have / 2**30:.1f} GiB usable per device"
+        )
+    if result["mfu"] > 1:
+        found.append(
+            "MFU above 1: the palm convention counts the whole score matrix, causal attention computes half"
+        )
+    return found
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return part / whole, 0 where the whole is 0 (a step that takes no time has no rate)."""
+    return part / whole if whole else 0.0
+
+
+def _require_sound(plan: Plan, result: dict[str, Any], *, executed_flops: int, cost_model: CostModel) -> None:
+    """Refuse broken numbers; they are ours, not the user's."""
+    numbers = [value for value in result.values() if isinstance(value, float)]
+    numbers += [*result["breakdown_s"].values(), *result["provenance"].values()]
+    check_invariant(
+        all(math.isfinite(number) and number >= 0 for number in numbers), f"broken number in {result}"
+    )
+    parts = math.fsum(result["breakdown_s"].values())
+    step_s = result["step_time_s"]
+    check_invariant(abs(parts - step_s) <= 1e-9 * step_s, f"breakdown {parts} s of a step of {step_s} s")
+    available_flops = step_s * plan.num_ranks * _peak_flops_per_s(plan, cost_model)
+    explained = 0 < executed_flops <= available_flops
+    check_invariant(result["mfu"] <= 1 or explained, f"MFU = {result['mfu']} > 1")
+    band = result["error_band"]
+    inside = band["step_time_low_s"] <= step_s <= band["step_time_high_s"]
+    check_invariant(inside, f"step time {step_s} s outside its band {band}")

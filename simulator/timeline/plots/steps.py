@@ -1,0 +1,218 @@
+"""Timeline plot: the last step, one band per rank, the compute stream tall and the other streams thin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.plan import NONE, TaskKind, TaskName
+from simulator.timeline.gantt import format_duration
+from simulator.timeline.plots.picture import INK, MUTED, bare, picture, time_unit
+from simulator.timeline.timeline import RankTrack, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    TaskKind.F: "#4c8fd1",
+    TaskKind.B: "#3fa66b",
+    TaskKind.BI: "#2f9c95",
+    TaskKind.BW: "#f2a03d",
+    TaskKind.R: "#a58bd6",
+    TaskKind.NORM: "#d96c8f",
+    TaskKind.UPDATE: "#c2473f",
+    TaskKind.SEND_F: "#9aa3ad",
+    TaskKind.RECV_F: "#9aa3ad",
+    TaskKind.SEND_B: "#9aa3ad",
+    TaskKind.RECV_B: "#9aa3ad",
+    TaskKind.ALL_REDUCE: "#4b5563",
+    TaskKind.REDUCE_SCATTER: "#374151",
+    TaskKind.ALL_GATHER: "#6b7280",
+    TaskKind.ALL_TO_ALL: "#8a6d3b",
+}
+NAMES = {
+    TaskKind.F: "F forward",
+    TaskKind.B: "B backward",
+    TaskKind.BI: "BI backward, inputs",
+    TaskKind.BW: "BW backward, weights",
+    TaskKind.R: "R recompute",
+    TaskKind.NORM: "norm",
+    TaskKind.UPDATE: "update",
+    TaskKind.SEND_F: "send, receive",
+    TaskKind.RECV_F: "send, receive",
+    TaskKind.SEND_B: "send, receive",
+    TaskKind.RECV_B: "send, receive",
+    TaskKind.ALL_REDUCE: "all-reduce",
+    TaskKind.REDUCE_SCATTER: "reduce-scatter",
+    TaskKind.ALL_GATHER: "all-gather",
+    TaskKind.ALL_TO_ALL: "all-to-all",
+}
+IDLE = "#f1f3f5"
+WIDTH_IN = 14.0
+AXES_WIDTH_IN = 12.6
+COMPUTE_HEIGHT, STREAM_HEIGHT, RANK_GAP = 1.0, 0.24, 0.3
+NAMED_STREAMS = 8
+MANY_BARS = 600
+LIGHTEST = 0.45
+GLYPH_EM = 0.64
+PT_PER_IN = 72
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    track: RankTrack
+    stream: int
+    top: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Canvas:
+    """Axes with the window [begin, end) in `unit_ns`, and the height of a compute lane in inches."""
+
+    axes: Axes
+    begin: int
+    end: int
+    unit_ns: float
+    lane_in: float
+
+    @property
+    def width(self) -> float:
+        return (self.end - self.begin) / self.unit_ns
+
+
+def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = None) -> Path:
+    """Draw the last step of `timeline`; returns the path.
+
+    Raises: PlanError if `path` is neither PNG nor SVG, or cannot be written.
+    """
+    begin, end = timeline.window_ns
+    unit_ns, unit = time_unit(end - begin)
+    lanes = list(_lanes(timeline))
+    bottom = lanes[-1].top + lanes[-1].height
+    lane_in = _lane_in(len(timeline.tracks))
+    with picture(path, width_in=WIDTH_IN, height_in=bottom * lane_in + 1.2) as figure:
+        axes = figure.add_subplot()
+        axes.set_xlim(0, max(end - begin, 1) / unit_ns)
+        axes.set_ylim(bottom + 0.1, -0.1)
+        canvas = _Canvas(axes=axes, begin=begin, end=end, unit_ns=unit_ns, lane_in=lane_in)
+        shown: set[TaskKind] = set()
+        for lane in lanes:
+            shown |= _draw_lane(canvas, lane)
+        _label_lanes(canvas, lanes)
+        axes.set_xlabel(f"time in the step ({unit})", fontsize=9)
+        axes.tick_params(axis="x", labelsize=8, length=3)
+        bare(axes)
+        _decorate(figure, shown, title or _default_title(timeline))
+    return Path(path)
+
+
+def _lane_in(num_tracks: int) -> float:
+    """Return the height of a compute lane in inches: generous for few ranks, readable for 64."""
+    return float(np.interp(num_tracks, [4, 16, 64], [0.5, 0.3, 0.17]))
+
+
+def _lanes(timeline: Timeline) -> Iterator[_Lane]:
+    """Yield lanes from the top: per rank its compute stream, then every other stream that is used."""
+    top = 0.0
+    for track in timeline.tracks:
+        yield _Lane(track=track, stream=0, top=top, height=COMPUTE_HEIGHT)
+        top += COMPUTE_HEIGHT + 0.05
+        for stream in sorted(set(track.stream.tolist()) - {0}):
+            yield _Lane(track=track, stream=stream, top=top, height=STREAM_HEIGHT)
+            top += STREAM_HEIGHT + 0.03
+        top += RANK_GAP
+
+
+def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
+    """Draw the spans of one stream and return the kinds that occur."""
+    track = lane.track
+    in_window = (track.end_ns > canvas.begin) & (track.start_ns < canvas.end)
+    chosen = np.flatnonzero((track.stream == lane.stream) & in_window)
+    names: dict[int, TaskName] = {}
+    bars_by_colour: dict[str, list[tuple[float, float]]] = {}
+    for span in chosen.tolist():
+        task = int(track.task[span])
+        name = names.setdefault(task, TaskName.parse(track.codes[task]))
+        start = max(int(track.start_ns[span]), canvas.begin)
+        stop = min(int(track.end_ns[span]), canvas.end)
+        bar = ((start - canvas.begin) / canvas.unit_ns, (stop - start) / canvas.unit_ns)
+        bars_by_colour.setdefault(_colour(track, name), []).append(bar)
+        if lane.stream == 0 and name.microbatch != NONE:
+            _label_bar(canvas, lane, bar, text=str(name.microbatch))
+    where = (lane.top, lane.height)
+    canvas.axes.broken_barh([(0, canvas.width)], where, facecolor=IDLE, linewidth=0)
+    line = 0.4 if lane.stream == 0 and len(chosen) < MANY_BARS else 0.0
+    for colour, bars in bars_by_colour.items():
+        canvas.axes.broken_barh(bars, where, facecolor=colour, edgecolor="white", linewidth=line)
+    return {name.kind for name in names.values()}
+
+
+def _colour(track: RankTrack, name: TaskName) -> str:
+    """Return the colour of a kind, lighter for the later stages of a rank that hosts several."""
+    colour = COLOURS[name.kind]
+    if name.stage not in track.stages or track.stages.index(name.stage) == 0:
+        return colour
+    share = LIGHTEST * track.stages.index(name.stage) / (len(track.stages) - 1)
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def _label_bar(canvas: _Canvas, lane: _Lane, bar: tuple[float, float], *, text: str) -> None:
+    """Write the microbatch into a bar that has room for it."""
+    size = min(8.0, 0.6 * canvas.lane_in * PT_PER_IN)
+    room_pt = bar[1] / canvas.width * AXES_WIDTH_IN * PT_PER_IN
+    if room_pt < size * (GLYPH_EM * len(text) + 0.4):
+        return
+    centre = (bar[0] + bar[1] / 2, lane.top + lane.height / 2)
+    canvas.axes.text(*centre, text, ha="center", va="center_baseline", fontsize=size, color="white")
+
+
+def _label_lanes(canvas: _Canvas, lanes: list[_Lane]) -> None:
+    """Name each rank at its compute lane; name the thin streams too where there is room."""
+    axes = canvas.axes
+    main = [lane for lane in lanes if lane.stream == 0]
+    size = min(9.0, 0.8 * canvas.lane_in * PT_PER_IN)
+    axes.set_yticks([lane.top + lane.height / 2 for lane in main], [_rank_name(lane) for lane in main])
+    axes.tick_params(axis="y", length=0, labelsize=size, labelcolor=INK)
+    if len(main) > NAMED_STREAMS:
+        return
+    for lane in lanes:
+        if lane.stream:
+            axes.annotate(
+                lane.track.streams[lane.stream],
+                (1, lane.top + lane.height / 2),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center_baseline",
+                fontsize=min(6.0, 0.85 * STREAM_HEIGHT * canvas.lane_in * PT_PER_IN),
+                color=MUTED,
+            )
+
+
+def _rank_name(lane: _Lane) -> str:
+    shared = f" x{lane.track.n_devices}" if lane.track.n_devices > 1 else ""
+    return f"rank {lane.track.rank}{shared}"
+
+
+def _decorate(figure: Figure, shown: set[TaskKind], title: str) -> None:
+    from matplotlib.patches import Patch
+
+    kinds = {NAMES[kind]: COLOURS[kind] for kind in TaskKind if kind in shown}
+    handles = [Patch(facecolor=colour, label=name) for name, colour in kinds.items()]
+    handles.append(Patch(facecolor=IDLE, edgecolor="#c9ced4", linewidth=0.5, label="idle"))
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
+    figure.legend(
+        handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8, frameon=False,
+        handlelength=1.2, handleheight=0.9, columnspacing=1.4,
+    )  # fmt: skip
+
+
+def _default_title(timeline: Timeline) -> str:
+    return f"Step {timeline.num_steps - 1}, {timeline.source}: {format_duration(timeline.step_time_ns)}"

@@ -1,0 +1,176 @@
+"""`Workload`: (Plan, CostModel) -> flat arrays, the single input of every engine.
+
+The tasks of all device plans lie one after another, each device plan in dispatch order; a task's number
+here is `device_starts[device] + dispatch position`. Every distinct work, transfer and collective is
+priced once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.price import CostModel
+from simulator import rules
+from simulator.errors import PlanError
+from simulator.matching import Matching, match_tasks
+from simulator.plan import COMPUTE_KINDS, NONE, IndexLists, Plan
+from simulator.pricing import PriceTable, price_tasks
+
+Ints = npt.NDArray[np.int64]
+COMPUTE_VALUES = np.array(sorted(COMPUTE_KINDS), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """Everything an engine needs to know, and nothing else.
+
+    Args:
+        device_starts: int64 [device plans + 1], first task of each device plan.
+        stream_starts: int64 [device plans + 1], first stream of each device plan.
+        is_compute: bool [tasks]; the others are transfers and collectives.
+        stream: int64 [tasks], stream number over all device plans.
+        duration_ns: int64 [tasks], device time, or time on the wire.
+        launch_ns: int64 [tasks], host time until the first kernel is launched.
+        host_ns: int64 [tasks], host time until all kernels are launched.
+        waits, previous_step_waits: task numbers by task.
+        is_send: bool [tasks].
+        partner: int64 [tasks], the other end of a transfer, or NONE.
+        eager: bool [tasks], transfers that do not wait for their receive.
+        collective: int64 [tasks], number of the collective, or NONE.
+        members: task numbers by collective: one per device plan that takes part (replicas are folded).
+        price: int64 [tasks], row of `prices`, or NONE (nothing to do).
+        prices: what each distinct work, transfer and collective costs, in seconds, with its provenance.
+        codes: task codes, for people.
+        pipeline_rank: int64 [device plans].
+        n_devices: how many ranks share each device plan.
+    """
+
+    device_starts: Ints
+    stream_starts: Ints
+    is_compute: npt.NDArray[np.bool_]
+    stream: Ints
+    duration_ns: Ints
+    launch_ns: Ints
+    host_ns: Ints
+    waits: IndexLists
+    previous_step_waits: IndexLists
+    is_send: npt.NDArray[np.bool_]
+    partner: Ints
+    eager: npt.NDArray[np.bool_]
+    collective: Ints
+    members: IndexLists
+    price: Ints
+    prices: PriceTable
+    codes: tuple[str, ...]
+    pipeline_rank: Ints
+    n_devices: int
+
+    @property
+    def num_tasks(self) -> int:
+        """Return the tasks of one step over all device plans."""
+        return len(self.stream)
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of device plans."""
+        return len(self.device_starts) - 1
+
+    @property
+    def num_streams(self) -> int:
+        """Return the number of streams over all device plans."""
+        return int(self.stream_starts[-1])
+
+    def device_of(self, task: int) -> int:
+        """Return the device plan that `task` belongs to."""
+        return int(np.searchsorted(self.device_starts, task, side="right")) - 1
+
+
+def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
+    """Price and match the tasks of `plan`.
+
+    Raises: IllegalPlanError if a transfer or collective has no counterpart; CostModelError if a price is
+        no finite number >= 0; PlanError if the step is longer than 2^62 ns.
+    """
+    stream_starts = _starts([len(device.streams) for device in plan.device_plans])
+    codes = tuple(code for device in plan.device_plans for code in device.codes())
+    matching = match_tasks(plan)
+    device_starts = matching.device_starts
+    tables = [device.tasks for device in plan.device_plans]
+    kind = np.concatenate([table.kind for table in tables])
+    is_compute = np.isin(kind, COMPUTE_VALUES)
+    prices, price = price_tasks(plan, cost_model)
+    duration = np.where(price == NONE, 0, prices.duration_ns[price])
+    kernels = np.where(is_compute, np.where(price == NONE, 0, prices.num_kernels[price]), 1)
+    workload = Workload(
+        device_starts=device_starts,
+        stream_starts=stream_starts,
+        is_compute=is_compute,
+        stream=np.concatenate(
+            [t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)]
+        ),
+        duration_ns=duration,
+        launch_ns=_launch_ns(np.minimum(kernels, 1), cost_model),
+        host_ns=_launch_ns(kernels, cost_model),
+        waits=_joined([table.waits for table in tables], device_starts),
+        previous_step_waits=_joined([table.previous_step_waits for table in tables], device_starts),
+        is_send=matching.is_send,
+        partner=matching.partner,
+        eager=_eager(plan, matching, cost_model),
+        collective=matching.collective,
+        members=matching.members,
+        price=price,
+        prices=prices,
+        codes=codes,
+        pipeline_rank=np.array([device.pipeline_rank for device in plan.device_plans], dtype=np.int64),
+        n_devices=plan.replicas,
+    )
+    _require_in_range(workload)
+    return workload
+
+
+def _starts(counts: list[int]) -> Ints:
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _joined(lists: list[IndexLists], firsts: Ints) -> IndexLists:
+    """Put the lists of all device plans one after another, with task numbers over all of them."""
+    starts, values, offset = [np.zeros(1, dtype=np.int64)], [], 0
+    for rows, first in zip(lists, firsts[:-1].tolist(), strict=True):
+        starts.append(rows.starts[1:] + offset)
+        values.append(rows.values + first)
+        offset += len(rows.values)
+    return IndexLists(starts=np.concatenate(starts), values=np.concatenate(values))
+
+
+def _launch_ns(kernels: Ints, cost_model: CostModel) -> Ints:
+    distinct, inverse = np.unique(kernels, return_inverse=True)
+    launch_s = cost_model.launch_overhead_s
+    times = [rules.duration_ns(int(count) * launch_s) for count in distinct]
+    return np.array(times, dtype=np.int64)[inverse]
+
+
+def _eager(plan: Plan, matching: Matching, cost_model: CostModel) -> npt.NDArray[np.bool_]:
+    size = np.concatenate([device.tasks.size_bytes for device in plan.device_plans])
+    limit = cost_model.eager_limit_bytes
+    eager = np.zeros(len(size), dtype=np.bool_)
+    transfers = np.flatnonzero(matching.partner != NONE)
+    eager[transfers] = [rules.is_eager(bytes_, limit) for bytes_ in size[transfers].tolist()]
+    return eager
+
+
+def _require_in_range(workload: Workload) -> None:
+    """Refuse a step whose times could pass 2^62 ns: no schedule is longer than all its tasks in a row."""
+    total_ns = float(workload.duration_ns.sum(dtype=np.float64) + workload.host_ns.sum(dtype=np.float64))
+    if not rules.within_range(total_ns):
+        raise PlanError(
+            where="workload",
+            field="total time",
+            value=f"{total_ns:.3g} ns",
+            rule=f"must be at most 2^62 = {rules.MAX_TIME_NS} ns",
+            fix="check the units of the cost model: prices are in seconds",
+        )
