@@ -1,0 +1,158 @@
+"""Find GPUs, clusters and stacks by name, alias or file, and read them.
+
+A file may say `extends: NAME|FILE` and then give only what differs; a section is replaced as a whole, so
+that its `source` speaks about all of its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cost_models.clusters import ALIASES as CLUSTER_ALIASES
+from cost_models.clusters import CLUSTERS
+from cost_models.errors import CostModelError, nearest
+from cost_models.gpu import Gpu
+from cost_models.hardware import ALIASES as GPU_ALIASES
+from cost_models.hardware import GPUS
+from cost_models.read_cluster import read_cluster
+from cost_models.read_gpu import read_gpu
+from cost_models.stacks import ALIASES as STACK_ALIASES
+from cost_models.stacks import STACKS
+from cost_models.topology import Cluster
+from cost_models.yaml_file import SCHEMA_VERSION, Section, read_yaml
+
+_PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a framework does.
+
+    Args:
+        name: catalogue name, lower case.
+        description: for people.
+        launch_overhead_s: host time to launch one kernel.
+        model, strategy: defaults for capture and strategy; plain data, not interpreted here.
+        sources: where the figures of `cost` come from.
+    """
+
+    name: str
+    description: str
+    launch_overhead_s: float
+    model: Mapping[str, Any]
+    strategy: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    kind: str
+    folder: str
+    names: Mapping[str, str]
+    aliases: Mapping[str, str]
+
+    def path(self, text: str, *, beside: Path | None = None) -> Path:
+        """Return the file of a catalogue name, an alias or a path (relative paths: `beside` a file)."""
+        lowered = text.lower()
+        name = self.aliases.get(lowered, lowered)
+        if name in self.names:
+            return _PACKAGE / self.folder / self.names[name]
+        if lowered.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
+            return (beside.parent if beside else Path()) / text
+        raise CostModelError(
+            where=self.kind,
+            field="name",
+            value=text,
+            rule=f"is not a known {self.kind}",
+            fix=f"{nearest(text, [*self.names, *self.aliases])} (or give a YAML file)",
+        )
+
+
+_GPU = _Folder(kind="GPU", folder="hardware", names=GPUS, aliases=GPU_ALIASES)
+_CLUSTER = _Folder(kind="cluster", folder="clusters", names=CLUSTERS, aliases=CLUSTER_ALIASES)
+_STACK = _Folder(kind="stack", folder="stacks", names=STACKS, aliases=STACK_ALIASES)
+
+
+def load_gpu(name_or_path: str) -> Gpu:
+    """Return a GPU by catalogue name or alias (any case) or from a YAML file.
+
+    Raises: CostModelError for an unknown name, a missing or broken file, a bad figure, a missing source.
+    """
+    return _gpu(_GPU.path(str(name_or_path)))
+
+
+def load_cluster(name_or_path: str) -> Cluster:
+    """Return a cluster by catalogue name or alias (any case) or from a YAML file; raises as `load_gpu`."""
+    return _cluster(_CLUSTER.path(str(name_or_path)))
+
+
+def load_stack(name_or_path: str) -> Stack:
+    """Return a stack profile by catalogue name or alias or from a YAML file; raises as `load_gpu`."""
+    return _stack(_STACK.path(str(name_or_path)))
+
+
+@cache
+def _catalogue_file(path: Path) -> dict[str, Any]:
+    return read_yaml(path)
+
+
+def _gpu(path: Path) -> Gpu:
+    return read_gpu(_content(path, _GPU), where=_shown(path))
+
+
+def _cluster(path: Path) -> Cluster:
+    content = _content(path, _CLUSTER)
+    where = _shown(path)
+    gpu = content.get("gpu")
+    if not isinstance(gpu, str):
+        fix = "name a GPU (see `piper gpus`) or a YAML file"
+        raise CostModelError(where=where, field="gpu", value=gpu, rule="must be a GPU", fix=fix)
+    return read_cluster(content, gpu=_gpu(_GPU.path(gpu, beside=path)), where=where)
+
+
+def _stack(path: Path) -> Stack:
+    where = _shown(path)
+    keys = ("schema_version", "name", "description", "model", "strategy", "cost")
+    file = Section(_content(path, _STACK), where=where, keys=keys, sourced=False)
+    cost = file.section("cost", ("launch_overhead",))
+    return Stack(
+        name=file.text("name"),
+        description=file.text("description"),
+        launch_overhead_s=cost.seconds("launch_overhead", zero_ok=True),
+        model=file.mapping("model"),
+        strategy=file.mapping("strategy"),
+        sources={"cost": cost.source},
+    )
+
+
+def _content(path: Path, folder: _Folder, *, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+    content = dict(_catalogue_file(path) if path.is_relative_to(_PACKAGE) else read_yaml(path))
+    where = _shown(path)
+    if content.get("schema_version") != SCHEMA_VERSION or isinstance(content["schema_version"], bool):
+        raise CostModelError(
+            where=where,
+            field="schema_version",
+            value=content.get("schema_version"),
+            rule=f"must be {SCHEMA_VERSION}",
+            fix=f"write schema_version: {SCHEMA_VERSION}",
+        )
+    if "extends" not in content:
+        return content
+    base = content.pop("extends")
+    if not isinstance(base, str) or path in chain:
+        fix = f"name another {folder.kind} or its file"
+        rule = "must be a name or a file that does not extend this one"
+        raise CostModelError(where=where, field="extends", value=base, rule=rule, fix=fix)
+    base_path = folder.path(base, beside=path)
+    merged = _content(base_path, folder, chain=(*chain, path)) | content
+    if folder is _CLUSTER and "gpu" not in content and isinstance(merged.get("gpu"), str):
+        merged["gpu"] = str(_GPU.path(merged["gpu"], beside=base_path))
+    return merged
+
+
+def _shown(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}" if path.is_relative_to(_PACKAGE) else str(path)

@@ -1,0 +1,155 @@
+"""`Gpu`: what one device can do, as datasheet peaks and fitted efficiencies per kind of kernel.
+
+[Note: error of a figure]
+`error` is the 90th percentile of |predicted / measured - 1| that the source of the figures reports. The
+truth then lies between predicted / (1 + error) and predicted / (1 - error): that is the band of a `Price`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cost_models.errors import CostModelError, nearest
+from cost_models.ops import OpKind
+from cost_models.price import Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulSpec:
+    """Matrix multiplication: t = max(F / (efficiency P), bytes / (bandwidth_fraction BW)) + latency.
+
+    Args:
+        efficiency: share of the dense peak that large multiplications reach in training.
+        bandwidth_fraction: share of the memory bandwidth when they are bound by it.
+        latency_s: time of the smallest one on the device.
+        wgrad_slowdown: time of a weight gradient (fp32 accumulation) over a forward of equal FLOPs.
+        error: see [Note: error of a figure].
+        fitted_dtypes: dtypes that the fit covers; others are datasheet peaks times this efficiency.
+    """
+
+    efficiency: float
+    bandwidth_fraction: float
+    latency_s: float
+    wgrad_slowdown: float
+    error: float
+    fitted_dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedMatmulSpec:
+    """Grouped multiplication: efficiency by rows per group, below each limit and above the last.
+
+    Args:
+        rows: rising limits, one fewer than efficiencies.
+        efficiency: forward and input gradients.
+        wgrad_efficiency: weight gradients.
+        error: see [Note: error of a figure].
+        provenance: of these figures.
+    """
+
+    rows: tuple[float, ...]
+    efficiency: tuple[float, ...]
+    wgrad_efficiency: tuple[float, ...]
+    error: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Fused attention: t = F / (E P) (1 + wave_penalty (ceil(q)/q - 1)) + latency.
+
+    E = efficiency s / (s + half_length); q = batch x heads x ceil(s / 128) / processors, the waves of thread blocks.
+
+    Args:
+        efficiency: share of the dense peak for long sequences and heads of 128.
+        half_length: sequence length at which half of that is reached.
+        wave_penalty: how much of the last, partly filled wave is lost.
+        latency_s: time of the smallest one.
+        backward_ratio: time of the backward over the forward.
+        head64_factor: efficiency with heads of 64 over heads of 128; linear in the head size.
+        error: see [Note: error of a figure].
+        fitted_dtypes: dtypes that the fit covers.
+    """
+
+    efficiency: float
+    half_length: float
+    wave_penalty: float
+    latency_s: float
+    backward_ratio: float
+    head64_factor: float
+    error: float
+    fitted_dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthBoundSpec:
+    """Kernels that only move memory: t = bytes / (fraction BW) + latency.
+
+    Args:
+        fraction: share of the memory bandwidth, by kind.
+        latency_s: time of the smallest one.
+        error: see [Note: error of a figure].
+        provenance: of these figures.
+    """
+
+    fraction: Mapping[OpKind, float]
+    latency_s: float
+    error: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device (a GPU, or a CPU core that stands in for one).
+
+    Args:
+        name: catalogue name, lower case.
+        description: for people.
+        asynchronous: kernels run after the host has launched them; false on a CPU, where calling is running.
+        peak_flops_per_s: dense datasheet peak by dtype; "fp32" without tensor cores, "tf32" with.
+        memory_bytes: as sold.
+        usable_bytes: what a process can get of them, context included.
+        memory_bytes_per_s: datasheet bandwidth.
+        context_bytes: taken by driver and libraries before the first tensor.
+        processors: streaming multiprocessors (cores).
+        matmul, grouped_matmul, attention, bandwidth_bound: efficiencies by kind of kernel.
+        sources: where the figures of each section come from.
+    """
+
+    name: str
+    description: str
+    asynchronous: bool
+    peak_flops_per_s: Mapping[str, float]
+    memory_bytes: int
+    usable_bytes: int
+    memory_bytes_per_s: float
+    context_bytes: int
+    processors: int
+    matmul: MatmulSpec
+    grouped_matmul: GroupedMatmulSpec
+    attention: AttentionSpec
+    bandwidth_bound: BandwidthBoundSpec
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.context_bytes < self.usable_bytes <= self.memory_bytes:
+            raise CostModelError(
+                where=self.name,
+                field="memory.usable",
+                value=self.usable_bytes,
+                rule="must be above memory.context and at most memory.capacity",
+                fix="give what the driver reports as total memory (torch.cuda.mem_get_info)",
+            )
+
+    def peak(self, dtype: str) -> float:
+        """Return the dense peak for `dtype` in FLOP/s; CostModelError if the device has none."""
+        if dtype not in self.peak_flops_per_s:
+            raise CostModelError(
+                where=self.name,
+                field="dtype",
+                value=dtype,
+                rule="has no peak FLOP/s on this device",
+                fix=f"use another dtype, or add its peak; {nearest(dtype, self.peak_flops_per_s)}",
+            )
+        return self.peak_flops_per_s[dtype]

@@ -1,0 +1,98 @@
+"""`ClusterCostModel`: roofline and collectives of one cluster under one stack, remembered per question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cost_models.catalogue import Stack, load_cluster, load_stack
+from cost_models.models.collectives import Collectives
+from cost_models.models.roofline import Roofline
+from cost_models.ops import Operation
+from cost_models.price import CollectiveKind, Price
+from cost_models.topology import Cluster
+
+
+class ClusterCostModel:
+    """A `CostModel`: answers for devices of `cluster` driven by the framework `stack`.
+
+    Equal questions are answered from memory, so that thousands of equal operations cost one pricing.
+    """
+
+    def __init__(self, cluster: Cluster, stack: Stack) -> None:
+        self.cluster = cluster
+        self.stack = stack
+        self._roofline = Roofline(cluster.gpu)
+        self._collectives = Collectives(cluster)
+        self._operations: dict[Operation, Price] = {}
+        self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
+        self._transfers: dict[tuple[int, int, int], Price] = {}
+
+    @property
+    def name(self) -> str:
+        """Return a short description, shown beside results."""
+        return f"{self.cluster.name} ({self.cluster.gpu.name}), stack {self.stack.name}"
+
+    @property
+    def launch_overhead_s(self) -> float:
+        """Return the host time to launch one kernel; 0 where calling is running (CPU)."""
+        return self.stack.launch_overhead_s if self.cluster.gpu.asynchronous else 0.0
+
+    @property
+    def eager_limit_bytes(self) -> int:
+        """Return the largest message that a send hands over without waiting for its receive."""
+        return self.cluster.eager_limit_bytes
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Return the memory of one device that a process may use, context included."""
+        return self.cluster.gpu.usable_bytes
+
+    @property
+    def context_bytes(self) -> int:
+        """Return the device memory that the driver context takes before the first tensor."""
+        return self.cluster.gpu.context_bytes
+
+    @property
+    def peak_flops_per_s(self) -> dict[str, float]:
+        """Return the dense datasheet peak by compute dtype, for MFU."""
+        return dict(self.cluster.gpu.peak_flops_per_s)
+
+    def operation(self, operation: Operation) -> Price:
+        """Price one kernel (not `count` of them)."""
+        price = self._operations.get(operation)
+        if price is None:
+            price = self._roofline.operation(replace(operation, count=1))
+            self._operations[operation] = price
+        return price
+
+    def transfer(self, *, size_bytes: int, source_rank: int, target_rank: int) -> Price:
+        """Price a point-to-point transfer, from both ends ready to the last byte."""
+        key = (size_bytes, source_rank, target_rank)
+        price = self._transfers.get(key)
+        if price is None:
+            price = self._collectives.transfer(
+                size_bytes=size_bytes, source_rank=source_rank, target_rank=target_rank
+            )
+            self._transfers[key] = price
+        return price
+
+    def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
+        """Price a collective, from the last arrival to the last byte; one rank costs 0 s."""
+        key = (kind, size_bytes, tuple(ranks))
+        price = self._groups.get(key)
+        if price is None:
+            price = self._collectives.collective(kind, size_bytes=size_bytes, ranks=ranks)
+            self._groups[key] = price
+        return price
+
+
+def cluster_cost_model(cluster: Cluster | str, *, stack: Stack | str = "piper") -> ClusterCostModel:
+    """Return the cost model of a cluster and a stack, given as objects, names or files.
+
+    Raises: CostModelError as `load_cluster` and `load_stack`.
+    """
+    return ClusterCostModel(
+        load_cluster(cluster) if isinstance(cluster, str) else cluster,
+        load_stack(stack) if isinstance(stack, str) else stack,
+    )

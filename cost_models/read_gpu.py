@@ -1,0 +1,123 @@
+"""The file of a GPU -> `Gpu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cost_models.errors import CostModelError, require_known
+from cost_models.gpu import AttentionSpec, BandwidthBoundSpec, Gpu, GroupedMatmulSpec, MatmulSpec
+from cost_models.ops import DTYPE_BYTES, OpKind
+from cost_models.price import Provenance
+from cost_models.units import Dimension
+from cost_models.yaml_file import Section
+
+BANDWIDTH_BOUND = (
+    OpKind.NORM,
+    OpKind.SOFTMAX,
+    OpKind.CROSS_ENTROPY,
+    OpKind.EMBEDDING,
+    OpKind.ELEMENTWISE,
+    OpKind.REDUCTION,
+    OpKind.COPY,
+    OpKind.OPTIMIZER,
+)
+_SECTIONS = ("chip", "peak", "memory", "matmul", "grouped_matmul", "attention", "bandwidth_bound")
+
+
+def read_gpu(content: Any, *, where: str) -> Gpu:
+    """Return the GPU that `content` describes; CostModelError names `where` and the field."""
+    keys = ("schema_version", "name", "description", *_SECTIONS)
+    file = Section(content, where=where, keys=keys, sourced=False)
+    chip = file.section("chip", ("processors", "asynchronous"))
+    memory = file.section("memory", ("capacity", "usable", "bandwidth", "context"))
+    peak = file.section("peak", tuple(DTYPE_BYTES))
+    return Gpu(
+        name=file.text("name"),
+        description=file.text("description"),
+        asynchronous=chip.flag("asynchronous"),
+        peak_flops_per_s={dtype: peak.quantity(dtype, Dimension.FLOPS_PER_S) for dtype in peak.names()},
+        memory_bytes=memory.size("capacity"),
+        usable_bytes=memory.size("usable"),
+        memory_bytes_per_s=memory.rate("bandwidth"),
+        context_bytes=memory.size("context", zero_ok=True),
+        processors=chip.integer("processors"),
+        matmul=_matmul(file),
+        grouped_matmul=_grouped_matmul(file),
+        attention=_attention(file),
+        bandwidth_bound=_bandwidth_bound(file),
+        sources={name: content[name]["source"] for name in _SECTIONS},
+    )
+
+
+def _matmul(file: Section) -> MatmulSpec:
+    keys = ("efficiency", "bandwidth_fraction", "latency", "wgrad_slowdown", "error", "fitted_dtypes")
+    section = file.section("matmul", keys)
+    return MatmulSpec(
+        efficiency=section.number("efficiency", up_to=1),
+        bandwidth_fraction=section.number("bandwidth_fraction", up_to=1),
+        latency_s=section.seconds("latency", zero_ok=True),
+        wgrad_slowdown=section.number("wgrad_slowdown"),
+        error=section.error(),
+        fitted_dtypes=section.texts("fitted_dtypes"),
+    )
+
+
+def _grouped_matmul(file: Section) -> GroupedMatmulSpec:
+    section = file.section(
+        "grouped_matmul", ("rows", "efficiency", "wgrad_efficiency", "error", "provenance")
+    )
+    spec = GroupedMatmulSpec(
+        rows=section.numbers("rows"),
+        efficiency=section.numbers("efficiency", up_to=1),
+        wgrad_efficiency=section.numbers("wgrad_efficiency", up_to=1),
+        error=section.error(),
+        provenance=provenance(section),
+    )
+    for field, values in (("efficiency", spec.efficiency), ("wgrad_efficiency", spec.wgrad_efficiency)):
+        if len(values) != len(spec.rows) + 1 or list(spec.rows) != sorted(spec.rows):
+            raise CostModelError(
+                where=section.where,
+                field=f"grouped_matmul.{field}",
+                value=list(values),
+                rule="must have one value more than grouped_matmul.rows, which must rise",
+                fix="write for example rows: [256, 1024] and three efficiencies",
+            )
+    return spec
+
+
+def _attention(file: Section) -> AttentionSpec:
+    keys = (
+        "efficiency", "half_length", "wave_penalty", "latency", "backward_ratio", "head64_factor", "error",
+        "fitted_dtypes",
+    )  # fmt: skip
+    section = file.section("attention", keys)
+    return AttentionSpec(
+        efficiency=section.number("efficiency", up_to=1),
+        half_length=section.number("half_length", zero_ok=True),
+        wave_penalty=section.number("wave_penalty", zero_ok=True),
+        latency_s=section.seconds("latency", zero_ok=True),
+        backward_ratio=section.number("backward_ratio"),
+        head64_factor=section.number("head64_factor", up_to=1),
+        error=section.error(),
+        fitted_dtypes=section.texts("fitted_dtypes"),
+    )
+
+
+def _bandwidth_bound(file: Section) -> BandwidthBoundSpec:
+    kinds = tuple(kind.value for kind in BANDWIDTH_BOUND)
+    section = file.section("bandwidth_bound", (*kinds, "latency", "error", "provenance"))
+    return BandwidthBoundSpec(
+        fraction={kind: section.number(kind.value, up_to=1) for kind in BANDWIDTH_BOUND},
+        latency_s=section.seconds("latency", zero_ok=True),
+        error=section.error(),
+        provenance=provenance(section),
+    )
+
+
+def provenance(section: Section) -> Provenance:
+    """Return the field `provenance` of a section."""
+    text = section.text("provenance")
+    known = [item.value for item in Provenance]
+    field = f"{section.path}.provenance"
+    require_known(text, known, where=section.where, field=field, error=CostModelError)
+    return Provenance(text)

@@ -1,0 +1,214 @@
+"""`Cluster`: devices in nodes, two tiers of links, and where a group of ranks lies on them.
+
+Ranks fill nodes in order: rank r is on node r // gpus_per_node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cost_models.errors import CostModelError, require_positive
+from cost_models.gpu import Gpu
+from cost_models.price import CollectiveKind, Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """One direction of the link of one device (source: vendor sheet or `piper profile`)."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        fix = "give bytes per second and seconds in one direction (NVLink 4: 450e9 and 5e-6)"
+        for name, value in (
+            ("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s),
+            ("latency_s", self.latency_s),
+        ):
+            require_positive(value, where="LinkSpec", field=name, fix=fix, error=CostModelError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Time inside a node: t = base + per_rank n + sqrt_s sqrt(w) + w / bandwidth.
+
+    w = bytes x bus factor (nccl-tests): 2 (n - 1) / n for all_reduce, (n - 1) / n for the others, 1 for a
+    transfer. Links approach their bandwidth slowly; the root term fits that better than latency alone.
+
+    Args:
+        base_s, per_rank_s: latency, linear in the group size.
+        sqrt_s: seconds per square root of a byte.
+        bandwidth_bytes_per_s: reached by very large messages.
+        error: see [Note: error of a figure] in `gpu.py`.
+        provenance: of these figures.
+    """
+
+    base_s: float
+    per_rank_s: float
+    sqrt_s: float
+    bandwidth_bytes_per_s: float
+    error: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterNode:
+    """The network between nodes, and what collectives make of it.
+
+    A latency is a pair: for tiny messages, and from `protocol_switch_bytes` (bus bytes) on; linear between.
+
+    Args:
+        nics_per_node: network interfaces of a node, shared equally by its devices.
+        nic: one interface, one direction; its latency is that of a point-to-point transfer.
+        ring_efficiency: share of the interfaces that rings reach.
+        all_to_all_efficiency, transfer_efficiency: the same for all-to-all and point-to-point.
+        ring_latency_s: per node of the ring (all-gather, reduce-scatter).
+        tree_latency_s: per doubling of the nodes (all-reduce).
+        peer_latency_s: per remote member (all-to-all).
+        protocol_switch_bytes: where the second latency of each pair holds.
+        two_node_tree: an all-reduce reduced in the switch goes over two nodes as a tree, which sends
+            each byte once through the network instead of twice.
+        large_bytes: messages from here on have `large_error`, smaller ones `small_error`.
+        provenance: of these figures.
+    """
+
+    nics_per_node: int
+    nic: LinkSpec
+    ring_efficiency: float
+    all_to_all_efficiency: float
+    transfer_efficiency: float
+    ring_latency_s: tuple[float, float]
+    tree_latency_s: tuple[float, float]
+    peer_latency_s: tuple[float, float]
+    protocol_switch_bytes: int
+    two_node_tree: bool
+    large_bytes: int
+    large_error: float
+    small_error: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Where a group lies: how many members on how many nodes.
+
+    Args:
+        num_ranks: members.
+        num_nodes: nodes with at least one member.
+        fewest, most: members on the node that has the fewest, the most.
+    """
+
+    num_ranks: int
+    num_nodes: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes of equal devices.
+
+    Args:
+        name: catalogue name, lower case.
+        description: for people.
+        gpu: every device.
+        gpus_per_node: devices of a node, all on one switch.
+        max_nodes: how many nodes there are, or None (any number).
+        intra: link of one device inside its node.
+        curves: collectives inside a node.
+        in_switch: all-reduce with reduction in the switch (NVLS), or None.
+        in_switch_from: smallest group that uses it.
+        transfer_curve: point-to-point inside a node.
+        inter: the network, or None (one node).
+        eager_limit_bytes: largest message that a send hands over without waiting for its receive.
+        sources: where the figures of each section come from.
+    """
+
+    name: str
+    description: str
+    gpu: Gpu
+    gpus_per_node: int
+    max_nodes: int | None
+    intra: LinkSpec
+    curves: Mapping[CollectiveKind, Curve]
+    in_switch: Curve | None
+    in_switch_from: int
+    transfer_curve: Curve
+    inter: InterNode | None
+    eager_limit_bytes: int
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.inter is None and self.max_nodes != 1:
+            raise _error(
+                self.name,
+                "max_nodes",
+                self.max_nodes,
+                rule="must be 1 without a network",
+                fix="add the sections inter and inter_collectives, or say max_nodes: 1",
+            )
+        for kind, curve in (*self.curves.items(), ("transfer", self.transfer_curve)):
+            if not curve.bandwidth_bytes_per_s <= self.intra.bandwidth_bytes_per_s:
+                raise _error(
+                    self.name,
+                    f"intra_collectives.{kind}.bandwidth",
+                    curve.bandwidth_bytes_per_s,
+                    rule=f"must not exceed the link, {self.intra.bandwidth_bytes_per_s:g} bytes per second",
+                    fix="give bus bandwidth (bytes x bus factor / time) in one direction",
+                )
+
+    @property
+    def max_gpus(self) -> int | None:
+        """Return how many devices there are, or None (any number)."""
+        return None if self.max_nodes is None else self.max_nodes * self.gpus_per_node
+
+    def require_gpus(self, gpus: int, *, where: str = "cluster") -> None:
+        """Raise CostModelError if a job of `gpus` devices is larger than the cluster."""
+        if self.max_gpus is not None and gpus > self.max_gpus:
+            raise _error(
+                where,
+                "gpus",
+                gpus,
+                rule=f"is more than the {self.max_gpus} GPUs of {self.name} "
+                f"({self.max_nodes} x {self.gpus_per_node})",
+                fix=f"use at most {self.max_gpus} GPUs, or a cluster without max_nodes",
+            )
+
+    def node(self, rank: int) -> int:
+        """Return the node of `rank`; CostModelError if there is no such rank."""
+        if rank < 0 or (self.max_gpus is not None and rank >= self.max_gpus):
+            last = "" if self.max_gpus is None else f" and below {self.max_gpus}"
+            fix = "use fewer ranks or a larger cluster"
+            raise _error(self.name, "rank", rank, rule=f"must be >= 0{last}", fix=fix)
+        return rank // self.gpus_per_node
+
+    def spread(self, ranks: Sequence[int]) -> Spread:
+        """Return where the group `ranks` lies; CostModelError if it is empty or names a rank twice."""
+        if not ranks or len(set(ranks)) != len(ranks):
+            fix = "name every member once"
+            raise _error(self.name, "ranks", list(ranks), rule="must be distinct, at least one", fix=fix)
+        members = Counter(self.node(rank) for rank in ranks).values()
+        return Spread(num_ranks=len(ranks), num_nodes=len(members), fewest=min(members), most=max(members))
+
+    def network_share(self, members: int) -> float:
+        """Return the network bandwidth in bytes per second, one direction, of `members` devices of a node.
+
+        Every device owns an equal share of the node's interfaces: in a training job the groups of a node's
+        other devices communicate at the same time. Raises CostModelError without a network.
+        """
+        network = self.network()
+        total = network.nics_per_node * network.nic.bandwidth_bytes_per_s
+        return total * members / self.gpus_per_node
+
+    def network(self) -> InterNode:
+        """Return the network between nodes; CostModelError if the cluster has one node."""
+        if self.inter is None:
+            fix = "use fewer ranks or a cluster with a network"
+            raise _error(self.name, "inter", None, rule="is needed by a group over several nodes", fix=fix)
+        return self.inter
+
+
+def _error(where: str, field: str, value: object, *, rule: str, fix: str) -> CostModelError:
+    return CostModelError(where=where, field=field, value=value, rule=rule, fix=fix)
