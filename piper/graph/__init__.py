@@ -1,1 +1,31 @@
-"""The global training graph."""
+"""The global training graph: captured segments become F and B nodes; directives and passes rewrite them."""
+
+from piper.graph.build import build_graph
+from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
+from piper.graph.cut import Units, default_cut, stages_of_segments, units_of
+from piper.graph.dump import dump
+from piper.graph.filters import Filter
+from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node, Replication, Rewrite, Rows
+from piper.graph.verify import topological_order, verify
+
+__all__ = [
+    "CapturedModel",
+    "CapturedSegment",
+    "EdgeKind",
+    "Filter",
+    "Graph",
+    "GraphEdge",
+    "Node",
+    "PassCost",
+    "Replication",
+    "Rewrite",
+    "Rows",
+    "Units",
+    "build_graph",
+    "default_cut",
+    "dump",
+    "stages_of_segments",
+    "topological_order",
+    "units_of",
+    "verify",
+]

@@ -1,1 +1,23 @@
-"""Passes by name."""
+"""Passes in the order in which they run, between the directives and the emission of plans.
+
+To add one: a new file here with a frozen dataclass that has `apply: Graph -> Graph` and a docstring with
+`rewrite: before -> after`, and one line in `PASSES` at the position where it belongs. The graph is verified
+after each.
+"""
+
+from __future__ import annotations
+
+from piper.graph.graph import Rewrite
+from piper.passes.check_order import CheckOrder
+from piper.passes.insert_transfers import InsertTransfers
+from piper.passes.insert_update import InsertUpdate
+from piper.passes.join_segments import JoinSegments
+from piper.passes.reduce_gradients import ReduceGradients
+
+PASSES: dict[str, type[Rewrite]] = {
+    "join_segments": JoinSegments,
+    "insert_transfers": InsertTransfers,
+    "reduce_gradients": ReduceGradients,
+    "insert_update": InsertUpdate,
+    "check_order": CheckOrder,
+}

@@ -1,0 +1,113 @@
+"""`compile_graph`: apply directives by phase, run the passes, emit one device plan per pipeline rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from piper.compiler.device_plan import DeviceEmitter
+from piper.compiler.works import WorkTable
+from piper.directives import PHASES
+from piper.graph import Graph, dump, verify
+from piper.graph.directive import Directive
+from piper.passes import PASSES
+from simulator.plan import Group, Plan, Segment, TrainingFacts
+
+
+def compile_graph(
+    graph: Graph,
+    directives: Sequence[Directive],
+    *,
+    strategy: str,
+    notices: Sequence[str] = (),
+    on_pass: Callable[[str, str], None] | None = None,
+) -> Plan:
+    """Return the plan of a captured and cut model under directives.
+
+    Args:
+        graph: from `build_graph`.
+        directives: complete (mesh, place of every stage, split, order with rows, ...).
+        strategy: canonical shorthand, for people.
+        notices: what resolving the strategy assumed.
+        on_pass: called with (name, text of the graph) after every directive and pass.
+    Raises: StrategyError where a directive does not fit the model.
+    """
+    for phase in PHASES:
+        for directive in directives:
+            if isinstance(directive, phase):
+                graph = _done(directive.apply(graph), directive.op, on_pass)
+    for name, rewrite in PASSES.items():
+        graph = _done(rewrite().apply(graph), name, on_pass)
+    return _emit(graph, directives, strategy=strategy, notices=notices)
+
+
+def _done(graph: Graph, name: str, on_pass: Callable[[str, str], None] | None) -> Graph:
+    verify(graph, after=name)
+    if on_pass is not None:
+        on_pass(name, dump(graph))
+    return graph
+
+
+def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notices: Sequence[str]) -> Plan:
+    groups = _groups(graph)
+    numbers = {group.name: i for i, group in enumerate(groups)}
+    works = WorkTable(graph)
+    device_plans = tuple(
+        DeviceEmitter(graph=graph, pipeline_rank=rank, works=works, groups=numbers).emit()
+        for rank in range(graph.num_pipeline_ranks)
+    )
+    model = graph.model
+    return Plan(
+        strategy=strategy,
+        directives=tuple(directive.to_json() for directive in directives),
+        schedule=graph.schedule,
+        model=model.facts,
+        training=TrainingFacts(
+            seq_len=model.seq_len,
+            global_batch=graph.replica_batch * graph.placed_mesh.size("dp"),
+            micro_batch_sizes=graph.micro_batch_sizes,
+            dtype=graph.dtype,
+            optimizer=graph.optimizer,
+            clip_grad_norm=graph.clip_grad_norm,
+        ),
+        mesh=graph.placed_mesh,
+        parameters=model.parameters,
+        segments=tuple(
+            Segment(
+                name=segment.name,
+                tags=tuple(sorted((dict(segment.tags) | {"PP": stage}).items())),
+                stage=stage,
+                parameters=segment.parameters,
+                inputs=segment.inputs,
+                outputs=segment.outputs,
+            )
+            for segment, stage in zip(model.segments, graph.stage_of_segment, strict=True)
+        ),
+        edges=graph.crossings,
+        works=tuple(works.works),
+        groups=groups,
+        device_plans=device_plans,
+        notices=tuple(notices),
+    )
+
+
+def _groups(graph: Graph) -> tuple[Group, ...]:
+    """Return every rank group that a collective of the graph uses, in one order for all ranks."""
+    mesh = graph.placed_mesh
+    used = {node.group for node in graph.nodes if node.group}
+    everyone = tuple(range(graph.num_pipeline_ranks))
+    found: list[Group] = []
+    for rank in everyone:
+        if f"dp{rank}" in used:
+            replicas = (mesh.ranks(pp=rank),)
+            found.append(Group(name=f"dp{rank}", axis="dp", pipeline_ranks=(rank,), members=replicas))
+    tied = {b.name: None for buckets in graph.buckets for b in buckets if b.kind == "tied"}
+    for name in sorted(tied):
+        holders = tuple(rank for rank in everyone if any(b.name == name for b in graph.buckets[rank]))
+        members = tuple(
+            tuple(sorted(rank for holder in holders for rank in mesh.ranks(pp=holder, dp=replica)))
+            for replica in range(mesh.size("dp"))
+        )
+        found.append(Group(name=name, axis="pp", pipeline_ranks=holders, members=members))
+    if "world" in used:
+        found.append(Group(name="world", axis="dp", pipeline_ranks=everyone, members=(mesh.ranks(),)))
+    return tuple(found)

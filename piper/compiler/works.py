@@ -1,0 +1,115 @@
+"""What each task computes: operations of its segments, joined into the price keys of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cost_models.ops import DTYPE_BYTES, Operation, OpKind, merge_equal
+from piper.graph import CapturedModel, Graph, Node
+from simulator.plan import NONE, Bucket, TaskKind, Work
+
+UPDATE_BYTES = {"adamw": (28, 30), "sgd": (12, 14)}
+"""Bytes per parameter that a fused update moves, with fp32 parameters and with fp32 masters of 2-byte ones.
+
+AdamW reads gradient, master and two moments (4 each), writes master and moments (4 each) and the 2-byte
+parameter; SGD reads gradient and master, writes master and parameter.
+"""
+
+
+@dataclass(slots=True)
+class WorkTable:
+    """Distinct works in order of first use; equal operation lists share one entry."""
+
+    graph: Graph
+    works: list[Work] = field(default_factory=list)
+    _index: dict[tuple[Operation, ...], int] = field(default_factory=dict)
+    _of_node: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def of_compute(self, node: Node, micro_batch: int) -> int:
+        """Return the work of an F, B or R node at one microbatch size."""
+        key = (node.uid, micro_batch)
+        if key not in self._of_node:
+            model = next(m for m in self.graph.models if m.micro_batch == micro_batch)
+            self._of_node[key] = self._add(_label(model, node), _operations(model, node))
+        return self._of_node[key]
+
+    def of_norm(self, buckets: tuple[Bucket, ...]) -> int:
+        """Return the work of the sum of squares over the gradients that one rank holds."""
+        elements = [b.padded_numel // b.shard_count for b in buckets if b.kind == "dense"]
+        return self._add("NORM", merge_equal(_sum_of_squares(count) for count in elements))
+
+    def of_update(self, bucket: Bucket) -> int:
+        """Return the work of the optimizer on one bucket, gradients set to zero included."""
+        owned = bucket.padded_numel // bucket.shard_count
+        fp32, mixed = UPDATE_BYTES[self.graph.optimizer]
+        update = Operation(
+            kind=OpKind.OPTIMIZER,
+            name=self.graph.optimizer,
+            shape=(owned,),
+            dtype="fp32",
+            flops=0,
+            bytes=owned * (fp32 if DTYPE_BYTES[self.graph.dtype] == DTYPE_BYTES["fp32"] else mixed),
+        )
+        zero = Operation(
+            kind=OpKind.ELEMENTWISE,
+            name="zero_gradients",
+            shape=(bucket.padded_numel,),
+            dtype="fp32",
+            flops=0,
+            bytes=bucket.padded_numel * DTYPE_BYTES["fp32"],
+        )
+        return self._add(f"UPDATE {bucket.name}", (update, zero))
+
+    def _add(self, label: str, operations: tuple[Operation, ...]) -> int:
+        if not operations:
+            return NONE
+        if operations not in self._index:
+            self._index[operations] = len(self.works)
+            self.works.append(Work(label=label, operations=operations))
+        return self._index[operations]
+
+
+def _operations(model: CapturedModel, node: Node) -> tuple[Operation, ...]:
+    segments = model.segments[node.first_segment : node.last_segment + 1]
+    found: list[Operation] = []
+    for segment in segments:
+        if node.kind is TaskKind.F and node.recomputed:
+            found += segment.forward_no_grad.operations
+        elif node.kind is TaskKind.B:
+            found += segment.backward.operations
+        else:
+            found += segment.forward.operations
+    if node.kind is TaskKind.B:
+        shapes = {p.name: p for p in model.parameters}
+        names = [name for segment in segments for name in segment.parameters if shapes[name].trainable]
+        found += [_accumulate(shapes[name].numel, model.dtype) for name in names]
+    return merge_equal(found)
+
+
+def _accumulate(numel: int, dtype: str) -> Operation:
+    moved = DTYPE_BYTES[dtype] + 2 * DTYPE_BYTES["fp32"]
+    return Operation(
+        kind=OpKind.ELEMENTWISE,
+        name="accumulate_gradient",
+        shape=(numel,),
+        dtype="fp32",
+        flops=numel,
+        bytes=numel * moved,
+        direction="bwd",
+    )
+
+
+def _sum_of_squares(elements: int) -> Operation:
+    return Operation(
+        kind=OpKind.REDUCTION,
+        name="sum_of_squares",
+        shape=(elements,),
+        dtype="fp32",
+        flops=2 * elements,
+        bytes=elements * DTYPE_BYTES["fp32"],
+    )
+
+
+def _label(model: CapturedModel, node: Node) -> str:
+    first, last = model.segments[node.first_segment].name, model.segments[node.last_segment].name
+    return f"{node.kind.name} {first}" + ("" if first == last else f" .. {last}")

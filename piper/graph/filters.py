@@ -1,0 +1,132 @@
+"""Filters: which nodes of the graph a directive speaks about.
+
+[Note: filters]
+A filter is an object: tag name -> what its index must be; all pairs must hold. A value is
+  3 or "3"            exactly this index          "*"        the tag is there, any index
+  [0, 2, 5]           one of these                "0-3,7"    ranges and lists as text
+  {"not": VALUE}      anything else, also a node without the tag
+The key PASS takes F, B, BI or BW or a list of them; without it F, B, BI and BW all match.
+`{}` matches every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from piper.errors import StrategyError
+
+PASSES = ("F", "B", "BI", "BW")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What the index of one tag must be: any of `indices` (None: any index), or with `negated` not so."""
+
+    tag: str
+    indices: frozenset[int] | None
+    negated: bool = False
+
+    def holds(self, tags: Mapping[str, int]) -> bool:
+        """Return whether the tags fulfil this condition."""
+        present = self.tag in tags and (self.indices is None or tags[self.tag] in self.indices)
+        return present is not self.negated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """A conjunction of conditions and a set of passes; built by `Filter.parse`."""
+
+    conditions: tuple[Condition, ...] = ()
+    passes: frozenset[str] | None = None
+    source: str = "{}"
+
+    def matches(self, tags: Mapping[str, int], kind: str) -> bool:
+        """Return whether a node with these tags and this pass letter is meant."""
+        if self.passes is not None and kind not in self.passes:
+            return False
+        return all(condition.holds(tags) for condition in self.conditions)
+
+    @property
+    def tag_names(self) -> tuple[str, ...]:
+        """Return the tags it mentions, in order."""
+        return tuple(condition.tag for condition in self.conditions)
+
+    def exact(self, tag: str) -> int | None:
+        """Return the one index that it demands of `tag`, or None."""
+        for condition in self.conditions:
+            if condition.tag == tag and not condition.negated and condition.indices is not None:
+                return next(iter(condition.indices)) if len(condition.indices) == 1 else None
+        return None
+
+    @classmethod
+    def parse(cls, value: object, *, where: str, field: str = "filter") -> Filter:
+        """Read the JSON form; raises `StrategyError` that names the tag."""
+        if not isinstance(value, Mapping):
+            raise StrategyError(
+                where=where, field=field, value=value, rule="must be an object of tag: index",
+                fix='write for example {"PP": 0} or {} for everything',
+            )  # fmt: skip
+        passes = _passes(value["PASS"], where=where, field=f"{field}.PASS") if "PASS" in value else None
+        conditions = tuple(
+            _condition(str(tag), index, where=where, field=f"{field}.{tag}")
+            for tag, index in value.items()
+            if tag != "PASS"
+        )
+        return cls(conditions=conditions, passes=passes, source=_text(value))
+
+
+def _passes(value: object, *, where: str, field: str) -> frozenset[str]:
+    letters = [value] if isinstance(value, str) else value
+    if not isinstance(letters, list) or not letters or any(letter not in PASSES for letter in letters):
+        raise StrategyError(
+            where=where, field=field, value=value, rule="must be F, B, BI, BW or a list of them",
+            fix='for example "PASS": "F" or "PASS": ["B", "BW"]',
+        )  # fmt: skip
+    return frozenset(letters)
+
+
+def _condition(tag: str, value: object, *, where: str, field: str) -> Condition:
+    if isinstance(value, Mapping):
+        if set(value) != {"not"}:
+            raise _bad_index(value, where=where, field=field)
+        inner = _condition(tag, value["not"], where=where, field=f"{field}.not")
+        return Condition(tag=tag, indices=inner.indices, negated=not inner.negated)
+    if value == "*":
+        return Condition(tag=tag, indices=None)
+    return Condition(tag=tag, indices=_indices(value, where=where, field=field))
+
+
+def _indices(value: object, *, where: str, field: str) -> frozenset[int]:
+    if isinstance(value, bool) or value is None:
+        raise _bad_index(value, where=where, field=field)
+    if isinstance(value, int) and value >= 0:
+        return frozenset({value})
+    if isinstance(value, list) and value:
+        return frozenset().union(*(_indices(item, where=where, field=field) for item in value))
+    if isinstance(value, str):
+        return frozenset().union(
+            *(_range(part, value, where=where, field=field) for part in value.split(","))
+        )
+    raise _bad_index(value, where=where, field=field)
+
+
+def _range(part: str, whole: str, *, where: str, field: str) -> frozenset[int]:
+    first, dash, last = part.strip().partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+        raise _bad_index(whole, where=where, field=field)
+    return frozenset(range(int(first), int(last) + 1 if dash else int(first) + 1))
+
+
+def _bad_index(value: object, *, where: str, field: str) -> StrategyError:
+    return StrategyError(
+        where=where, field=field, value=value,
+        rule='must be an index >= 0, a list, a range such as "0-3", "*" or {"not": ...}',
+        fix="say which indices of the tag are meant",
+    )  # fmt: skip
+
+
+def _text(value: Mapping[Any, Any]) -> str:
+    pairs = ", ".join(f"{tag}: {index}" for tag, index in value.items())
+    return "{" + pairs + "}"

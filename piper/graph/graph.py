@@ -1,0 +1,200 @@
+"""`Graph`: the global training graph of one step, as templates over the microbatches. Immutable.
+
+[Note: templates]
+There is one node per (piece of the model, pass), not per microbatch: `per_microbatch` nodes run once
+for each microbatch, the others once per step. An edge between two nodes of the same sort means the same
+microbatch; from a `per_microbatch` node to a per-step node it means after *all* microbatches; an edge of
+kind `PREVIOUS_STEP` leads from a node of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Protocol
+
+from cost_models.errors import check_invariant
+from piper.graph.captured import CapturedModel
+from simulator.plan import NONE, Bucket, Edge, Mesh, TaskKind, TaskName
+
+
+class EdgeKind(StrEnum):
+    """Why the target comes after the source."""
+
+    DATA = "data"
+    TEMPORAL = "temporal"
+    PREVIOUS_STEP = "previous_step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A template of tasks.
+
+    Args:
+        uid: unique and speaking: "F.3", "B.0-9", "SEND_F.e1".
+        kind: as in the plan.
+        tags: tag name -> index, sorted by name; "PP" is the stage.
+        stage: stage it belongs to, or NONE.
+        pipeline_rank: where it runs, or NONE (not placed yet).
+        stream: name of the stream it runs on.
+        per_microbatch: once per microbatch, or once per step.
+        first_segment, last_segment: compute: what it covers.
+        recomputed: compute F and B: its activations are thrown away after F and made again before B.
+        edge: transfers: index in `Graph.crossings`.
+        peer: transfers: pipeline rank at the other end.
+        group: collectives: name of the rank group.
+        bucket: bucket name.
+    """
+
+    uid: str
+    kind: TaskKind
+    tags: tuple[tuple[str, int], ...] = ()
+    stage: int = NONE
+    pipeline_rank: int = NONE
+    stream: str = "compute"
+    per_microbatch: bool = True
+    first_segment: int = NONE
+    last_segment: int = NONE
+    recomputed: bool = False
+    edge: int = NONE
+    peer: int = NONE
+    group: str = ""
+    bucket: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphEdge:
+    """`target` comes after `source`."""
+
+    source: str
+    target: str
+    kind: EdgeKind = EdgeKind.DATA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """How the parameters of a stage are replicated: over which mesh axis, and what is sharded (ZeRO)."""
+
+    stage: int
+    axis: str
+    zero: int
+
+
+Rows = tuple[tuple[tuple[TaskName, ...], ...], ...]
+"""Per pipeline rank its slots; a slot is one task, or several that may overlap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Nodes and edges, with the facts that directives state and passes read.
+
+    Args:
+        models: the captured model, at each distinct microbatch size (the first size leads).
+        stage_of_segment: the stage of every segment, after the cut.
+        nodes, edges: the templates.
+        mesh: axes over the ranks (None before `mesh`).
+        replica_batch: sequences per step of one replica.
+        micro_batch_sizes: sequences of each microbatch of a replica (empty before `split`).
+        replications: what `replicate` said, by stage.
+        crossings: tensors between stages on different pipeline ranks (after the transfers pass).
+        buckets: pipeline rank -> buckets in order (after the reductions pass).
+        rows: order of compute tasks per pipeline rank (empty: the default policy).
+        schedule: name of the order.
+        clip_grad_norm: largest global gradient norm, or None.
+        dtype, optimizer: of the training.
+    """
+
+    models: tuple[CapturedModel, ...]
+    stage_of_segment: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    edges: tuple[GraphEdge, ...]
+    replica_batch: int
+    mesh: Mesh | None = None
+    micro_batch_sizes: tuple[int, ...] = ()
+    replications: tuple[Replication, ...] = ()
+    crossings: tuple[Edge, ...] = ()
+    buckets: tuple[tuple[Bucket, ...], ...] = ()
+    rows: Rows = ()
+    schedule: str = ""
+    clip_grad_norm: float | None = None
+    dtype: str = "bf16"
+    optimizer: str = "adamw"
+
+    @property
+    def model(self) -> CapturedModel:
+        """Return the model at the leading microbatch size."""
+        return self.models[0]
+
+    @property
+    def num_stages(self) -> int:
+        """Return the number of stages."""
+        return max(self.stage_of_segment) + 1
+
+    @property
+    def placed_mesh(self) -> Mesh:
+        """Return the mesh, which `mesh` must have stated."""
+        check_invariant(self.mesh is not None, "the graph has no mesh")
+        return self.mesh or Mesh(axes=())
+
+    @property
+    def num_pipeline_ranks(self) -> int:
+        """Return the number of pipeline ranks."""
+        return self.placed_mesh.size("pp")
+
+    @cached_property
+    def node(self) -> dict[str, Node]:
+        """Return nodes by uid."""
+        return {node.uid: node for node in self.nodes}
+
+    @cached_property
+    def incoming(self) -> dict[str, tuple[GraphEdge, ...]]:
+        """Return the edges into each node."""
+        return _by(self.edges, lambda edge: edge.target)
+
+    @cached_property
+    def outgoing(self) -> dict[str, tuple[GraphEdge, ...]]:
+        """Return the edges out of each node."""
+        return _by(self.edges, lambda edge: edge.source)
+
+    @cached_property
+    def pipeline_rank_of_stage(self) -> dict[int, int]:
+        """Return where each stage lives."""
+        return {n.stage: n.pipeline_rank for n in self.nodes if n.kind is TaskKind.F}
+
+    def stages_of_rank(self, pipeline_rank: int) -> tuple[int, ...]:
+        """Return the stages of one pipeline rank, rising."""
+        homes = self.pipeline_rank_of_stage
+        return tuple(sorted(stage for stage, home in homes.items() if home == pipeline_rank))
+
+    def segments_of_stage(self, stage: int) -> tuple[int, ...]:
+        """Return the segments of one stage, rising."""
+        return tuple(i for i, home in enumerate(self.stage_of_segment) if home == stage)
+
+    def rewrite(
+        self, *, drop: Iterable[str] = (), add: Iterable[Node] = (), connect: Iterable[GraphEdge] = ()
+    ) -> Graph:
+        """Return a graph without the nodes `drop` (and their edges), with nodes and edges added."""
+        gone = frozenset(drop)
+        nodes = (*(n for n in self.nodes if n.uid not in gone), *add)
+        kept = (e for e in self.edges if e.source not in gone and e.target not in gone)
+        return replace(self, nodes=nodes, edges=tuple(dict.fromkeys((*kept, *connect))))
+
+    def map_nodes(self, changed: dict[str, Node]) -> Graph:
+        """Return a graph in which nodes are replaced by uid."""
+        return replace(self, nodes=tuple(changed.get(n.uid, n) for n in self.nodes))
+
+
+class Rewrite(Protocol):
+    """A directive or a pass: a frozen dataclass that turns a graph into a graph."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the argument is not changed."""
+
+
+def _by(edges: Iterable[GraphEdge], key: Callable[[GraphEdge], str]) -> dict[str, tuple[GraphEdge, ...]]:
+    found: dict[str, list[GraphEdge]] = {}
+    for edge in edges:
+        found.setdefault(key(edge), []).append(edge)
+    return {uid: tuple(listed) for uid, listed in found.items()}

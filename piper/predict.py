@@ -1,0 +1,310 @@
+"""Model + strategy + job -> plan -> timeline -> result: the one facade below commands and search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from cost_models.errors import nearest, require_positive, require_positive_int
+from cost_models.ops import DTYPE_BYTES
+from piper.compiler import compile_graph
+from piper.errors import JobError
+from piper.graph import CapturedModel, build_graph
+from piper.strategy import Resolved, Strategy, complete, resolve
+
+if TYPE_CHECKING:
+    from cost_models.price import CostModel
+    from cost_models.topology import Cluster
+    from piper.models import ModelSource
+    from simulator.plan import Plan
+    from simulator.timeline.timeline import Timeline
+
+SCHEMA_VERSION = 1
+DTYPES = ("bf16", "fp16", "fp32")
+LATER_DTYPES = ("fp8", "mxfp8", "nvfp4")
+OPTIMIZERS = ("adamw", "sgd")
+LATER_OPTIMIZERS = ("adamw8bit", "muon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train, how, and on what; None leaves a value to the default of the contract.
+
+    Args:
+        model: a name of `piper models`, a config.json (file or folder), or package.module:factory.
+        strategy: from `piper.strategy`.
+        cluster: name or YAML file.
+        gpus: number of devices.
+        seq_len: tokens per sequence.
+        global_batch: sequences per optimizer step.
+        micro_batch: sequences per microbatch of a replica.
+        dtype: compute dtype.
+        optimizer: "adamw" or "sgd".
+        clip_grad_norm: largest global gradient norm, or None: no clipping.
+        stack: name or YAML file.
+    """
+
+    model: str
+    strategy: Strategy = field(default_factory=Strategy)
+    cluster: str = "dgx-h100"
+    gpus: int | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    dtype: str = "bf16"
+    optimizer: str = "adamw"
+    clip_grad_norm: float | None = 1.0
+    stack: str = "piper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompiledJob:
+    """A job as a plan, with what was assumed on the way.
+
+    Args:
+        job: what was asked.
+        source: the model that was found.
+        plan: what every device does.
+        cluster, cost_model: the hardware and its prices.
+        defaults: what was assumed, by name.
+        timings_s: seconds per phase.
+    """
+
+    job: Job
+    source: ModelSource
+    plan: Plan
+    cluster: Cluster
+    cost_model: CostModel
+    defaults: dict[str, object]
+    timings_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prediction:
+    """A simulated plan.
+
+    Args:
+        compiled: the job and its plan (None: a plan file was simulated).
+        timeline: what happens when.
+        result: the object of `piper simulate --json`.
+    """
+
+    compiled: CompiledJob | None
+    timeline: Timeline
+    result: dict[str, Any]
+
+
+def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) -> CompiledJob:
+    """Return the plan of a job.
+
+    Args:
+        job: what to compile.
+        on_pass: called with (name, text of the graph) after every directive and pass.
+    Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
+    """
+    from piper.models import find_model
+
+    clock = _Clock()
+    _check_options(job)
+    source = find_model(job.model)
+    cluster, cost_model = load_hardware(job.cluster, job.stack)
+    defaults: dict[str, object] = {}
+    seq_len = _seq_len(job, source, defaults)
+    resolved = resolve(
+        job.strategy,
+        gpus=job.gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        global_batch=job.global_batch,
+        micro_batch=job.micro_batch,
+    )
+    require_cluster_holds(cluster, resolved.gpus)
+    clock.lap("resolve")
+    models = _capture(source, resolved, seq_len=seq_len, dtype=job.dtype)
+    clock.lap("capture")
+    plan = compile_resolved(resolved, models, job, on_pass=on_pass)
+    clock.lap("compile")
+    return CompiledJob(
+        job=job,
+        source=source,
+        plan=plan,
+        cluster=cluster,
+        cost_model=cost_model,
+        defaults=defaults | dict(resolved.defaults) | _assumed(job),
+        timings_s=clock.laps_s,
+    )
+
+
+def compile_resolved(
+    resolved: Resolved,
+    models: list[CapturedModel],
+    job: Job,
+    *,
+    on_pass: Callable[[str, str], None] | None = None,
+) -> Plan:
+    """Return the plan of a resolved strategy over a model captured at each microbatch size."""
+    stages, directives = complete(resolved, models[0])
+    graph = build_graph(
+        models,
+        stages,
+        replica_batch=resolved.replica_batch,
+        dtype=job.dtype,
+        optimizer=job.optimizer,
+        clip_grad_norm=job.clip_grad_norm,
+    )
+    return compile_graph(
+        graph,
+        directives,
+        strategy=str(resolved.shorthand),
+        notices=resolved.notices,
+        on_pass=on_pass,
+    )
+
+
+def predict(job: Job, *, steps: int | Literal["auto"] = "auto", engine: str = "auto") -> Prediction:
+    """Compile and simulate a job; `result` has every key of the contract."""
+    compiled = compile_job(job)
+    timeline, result = _simulate(compiled.plan, compiled.cost_model, steps=steps, engine=engine)
+    timings = compiled.timings_s | result["timings_s"]
+    cut = [
+        sum(1 for s in compiled.plan.segments if s.stage == stage)
+        for stage in range(_num_stages(compiled.plan))
+    ]
+    result |= {
+        "cluster": compiled.cluster.name,
+        "stack": job.stack,
+        "defaults": compiled.defaults,
+        "segments_per_stage": cut,
+        "timings_s": timings,
+    }
+    return Prediction(compiled=compiled, timeline=timeline, result=_ordered(result))
+
+
+def predict_plan(
+    plan: Plan,
+    *,
+    cluster: str = "dgx-h100",
+    stack: str = "piper",
+    steps: int | Literal["auto"] = "auto",
+    engine: str = "auto",
+) -> Prediction:
+    """Simulate a plan that was compiled before."""
+    machine, cost_model = load_hardware(cluster, stack)
+    require_cluster_holds(machine, plan.num_ranks)
+    timeline, result = _simulate(plan, cost_model, steps=steps, engine=engine)
+    result |= {"cluster": machine.name, "stack": stack, "defaults": {"cluster": machine.name}}
+    return Prediction(compiled=None, timeline=timeline, result=_ordered(result))
+
+
+def load_hardware(cluster: str, stack: str) -> tuple[Cluster, CostModel]:
+    """Return a cluster and the prices on it."""
+    from cost_models import cluster_cost_model, load_cluster
+
+    machine = load_cluster(cluster)
+    return machine, cluster_cost_model(machine, stack=stack)
+
+
+def require_cluster_holds(cluster: Cluster, gpus: int) -> None:
+    """Raise JobError when a cluster has fewer devices than the job."""
+    if cluster.max_nodes is not None and gpus > cluster.max_nodes * cluster.gpus_per_node:
+        limit = cluster.max_nodes * cluster.gpus_per_node
+        raise JobError(
+            where="--gpus", field="gpus", value=gpus,
+            rule=f"is more than the {limit} that {cluster.name} has (max_nodes = {cluster.max_nodes})",
+            fix=f"use at most {limit}, or a cluster without max_nodes",
+        )  # fmt: skip
+
+
+def _simulate(
+    plan: Plan, cost_model: CostModel, *, steps: int | Literal["auto"], engine: str
+) -> tuple[Timeline, dict[str, Any]]:
+    from simulator import build_workload, simulate, summarize
+
+    clock = _Clock()
+    workload = build_workload(plan, cost_model)
+    clock.lap("price")
+    timeline = simulate(plan, cost_model, steps=steps, engine=engine, workload=workload)
+    clock.lap("simulate")
+    result = summarize(plan, timeline, cost_model, workload=workload)
+    clock.lap("summarize")
+    return timeline, result | {"timings_s": clock.laps_s}
+
+
+def _check_options(job: Job) -> None:
+    for name in ("gpus", "seq_len", "global_batch", "micro_batch"):
+        value = getattr(job, name)
+        if value is not None:
+            option = "--" + name.replace("_", "-")
+            require_positive_int(
+                value, where=option, field=name, fix=f"give a number such as {option} 8", error=JobError
+            )
+    _check_choice("dtype", job.dtype, DTYPES, LATER_DTYPES)
+    _check_choice("optimizer", job.optimizer, OPTIMIZERS, LATER_OPTIMIZERS)
+    if job.clip_grad_norm is not None:
+        require_positive(
+            job.clip_grad_norm, where="--clip-grad-norm", field="clip_grad_norm",
+            fix="give the largest norm, such as 1.0, or none", error=JobError,
+        )  # fmt: skip
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...], later: tuple[str, ...]) -> None:
+    if value in known:
+        return
+    raise JobError(
+        where=f"--{name}", field=name, value=value,
+        rule="is not available in this version" if value in later else "is not known",
+        fix=f"available: {', '.join(known)}" if value in later else nearest(str(value), known),
+    )  # fmt: skip
+
+
+def _seq_len(job: Job, source: ModelSource, defaults: dict[str, object]) -> int:
+    if job.seq_len is not None:
+        return job.seq_len
+    if source.default_seq_len is None:
+        raise JobError(
+            where="--seq-len", field="seq_len", value=None, rule="must be given for a model from a factory",
+            fix="give the tokens per sequence, such as --seq-len 2048",
+        )  # fmt: skip
+    defaults["seq_len"] = source.default_seq_len
+    return source.default_seq_len
+
+
+def _capture(source: ModelSource, resolved: Resolved, *, seq_len: int, dtype: str) -> list[CapturedModel]:
+    from piper.capture import capture
+
+    return [
+        capture(source, micro_batch=size, seq_len=seq_len, dtype=dtype)
+        for size in dict.fromkeys(resolved.sizes)
+    ]
+
+
+def _assumed(job: Job) -> dict[str, object]:
+    """Return options that still have the default of `Job`."""
+    fresh = Job(model=job.model)
+    names = ("cluster", "dtype", "optimizer", "clip_grad_norm", "stack")
+    same = {name: getattr(job, name) for name in names if getattr(job, name) == getattr(fresh, name)}
+    return same | {"parameter_bytes": DTYPE_BYTES[job.dtype], "mfu_convention": "palm"}
+
+
+def _num_stages(plan: Plan) -> int:
+    return max(segment.stage for segment in plan.segments) + 1
+
+
+def _ordered(result: dict[str, Any]) -> dict[str, Any]:
+    first = ("model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack", "defaults")
+    head = {"schema_version": SCHEMA_VERSION} | {key: result[key] for key in first}
+    return head | {key: value for key, value in result.items() if key not in head}
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self.laps_s: dict[str, float] = {}
+        self._last_s = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now_s = time.perf_counter()
+        self.laps_s[name] = now_s - self._last_s
+        self._last_s = now_s
