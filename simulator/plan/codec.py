@@ -300,7 +300,7 @@ def _column_decoder(scalar: type) -> _Decoder:
             place.refuse(value, f"must be {what}")
         if not set(map(type, value)) <= {plain}:
             index = next(i for i, item in enumerate(value) if type(item) is not plain)
-            place.item(index).refuse(value[index], f"must be one of {what}")
+            place.item(index).refuse(value[index], f"does not belong in {what}")
         try:
             return np.array(value, dtype=scalar)
         except OverflowError:

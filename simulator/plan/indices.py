@@ -29,9 +29,9 @@ def faults(plan: Plan) -> Iterator[Fault]:
 
     A device plan with ragged columns yields that alone: nothing else can be said about it.
     """
+    yield from _rank_faults(plan)
     yield from _model_faults(plan)
     yield from _group_faults(plan)
-    yield from _rank_faults(plan)
     for number, device in enumerate(plan.device_plans):
         place = f"device_plans[{number}]"
         ragged = list(_ragged(device, place))

@@ -43,7 +43,7 @@ def check_cycles(facts: Facts) -> list[Violation]:
     found = []
     for device in facts.devices:
         if device.stuck:
-            events = _Events(needs=_needs(device, 0), event=range(len(device.codes)), members={})
+            events = _Events(needs=_needs(device, 0), event=range(len(device.previous)), members={})
             cycle = _cycle(events, frozenset(device.stuck))
             chain = " -> ".join(device.codes[task] for task in cycle)
             message = f"tasks wait for each other: rank {device.rank}: {chain} (each waits for the next)"
@@ -58,7 +58,7 @@ def check_rendezvous(facts: Facts) -> list[Violation]:
     blocked = _blocked(events)
     if not blocked:
         return []
-    device_of = [(device, task) for device in facts.devices for task in range(len(device.codes))]
+    device_of = [(device, task) for device in facts.devices for task in range(len(device.previous))]
     names = [device_of[task][0].name(device_of[task][1]) for task in _cycle(events, blocked)]
     message = (
         "circular wait when every send waits for its receive; each waits for or goes with the next: "
@@ -77,7 +77,7 @@ def _needs(device: DeviceFacts, offset: int) -> list[list[int]]:
 
 
 def _joint_events(facts: Facts) -> _Events:
-    sizes = [len(device.codes) for device in facts.devices]
+    sizes = [len(device.previous) for device in facts.devices]
     offsets = list(accumulate(sizes, initial=0))
     joint = [((match.source, match.send), (match.target, match.recv)) for match in matched_transfers(facts)]
     together: list[Sequence[tuple[int, int]]] = [*joint, *_joint_collectives(facts)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +22,18 @@ from simulator.plan.plan import DevicePlan, Plan
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceFacts:
-    """One device plan with its codes and its order.
+    """One device plan and its order.
 
     Args:
         plan: the device plan.
-        codes: task codes by dispatch position.
         previous: the task before on the same stream, or -1.
         clocks: int64 [tasks, streams], see [Note: happens before]; no rows when waits are circular.
         stuck: tasks that no order can start, because they wait in a circle or behind one.
     """
 
     plan: DevicePlan
-    codes: tuple[str, ...]
     previous: tuple[int, ...]
     clocks: Indices
     stuck: tuple[int, ...]
@@ -43,6 +42,11 @@ class DeviceFacts:
     def rank(self) -> int:
         """Return the pipeline rank."""
         return self.plan.pipeline_rank
+
+    @cached_property
+    def codes(self) -> tuple[str, ...]:
+        """Return task codes by dispatch position (made when the first violation needs a name)."""
+        return self.plan.codes()
 
     def before(self, first: Indices, second: Indices) -> npt.NDArray[np.bool_]:
         """Return, pair by pair, whether `first` has surely completed when `second` starts."""
@@ -91,7 +95,6 @@ def _device_facts(device: DevicePlan) -> DeviceFacts:
     clocks = [] if stuck else _clocks(order, waits, streams=streams, previous=previous, width=num_streams)
     return DeviceFacts(
         plan=device,
-        codes=device.codes(),
         previous=tuple(previous),
         clocks=np.array(clocks, dtype=np.int64).reshape(len(clocks), num_streams),
         stuck=tuple(stuck),
