@@ -23,12 +23,18 @@ def show_list(
         columns: heading -> key of the entry.
         as_json: print JSON.
     """
-    emit({"schema_version": SCHEMA_VERSION, kind: list(entries)}, as_json=as_json, text=lambda: _table(entries, columns))
+    emit(
+        {"schema_version": SCHEMA_VERSION, kind: list(entries)},
+        as_json=as_json,
+        text=lambda: _table(entries, columns),
+    )
 
 
 def show_entry(entry: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one entry in detail: with `--json` whole, else key by key, nested ones indented."""
-    emit({"schema_version": SCHEMA_VERSION, **entry}, as_json=as_json, text=lambda: "\n".join(_lines(entry, 0)))
+    emit(
+        {"schema_version": SCHEMA_VERSION, **entry}, as_json=as_json, text=lambda: "\n".join(_lines(entry, 0))
+    )
 
 
 def plain(value: Any) -> Any:

@@ -35,7 +35,9 @@ def check(target: str, strategy: str, as_json: bool, **job: Any) -> None:
         plan = plan_of(target, strategy, job=job)
         violations: Sequence[object] = check_plan(plan)
     if violations:
-        raise IllegalPlanError(where=strategy or target, violations=[str(violation) for violation in violations])
+        raise IllegalPlanError(
+            where=strategy or target, violations=[str(violation) for violation in violations]
+        )
     tasks = sum(len(device.tasks) for device in plan.device_plans)
     found = {
         "schema_version": 1,

@@ -77,7 +77,9 @@ def _shown(value: object) -> str:
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _OLDEST_PYTHON:
-        return Finding(name="python", value=version, problem="older than 3.11", fix="install Python 3.11 or newer")
+        return Finding(
+            name="python", value=version, problem="older than 3.11", fix="install Python 3.11 or newer"
+        )
     return Finding(name="python", value=version)
 
 
@@ -100,7 +102,9 @@ def _packages() -> Finding:
 def _torch() -> list[Finding]:
     found, problem = _probe("torch")
     if problem:
-        return [Finding(name="torch", value=None, problem=problem, fix="`make install`, or: pip install torch")]
+        return [
+            Finding(name="torch", value=None, problem=problem, fix="`make install`, or: pip install torch")
+        ]
     devices = found["devices"]
     return [
         Finding(name="torch", value=found["torch"]),
@@ -137,7 +141,7 @@ def _gloo() -> Finding:
             name="gloo",
             value=found or None,
             problem=problem or "two processes did not get the right sum",
-            fix="`piper run --local` needs gloo: check that the loopback network works (GLOO_SOCKET_IFNAME=lo)",
+            fix="`piper run --local` needs gloo: does the loopback network work (GLOO_SOCKET_IFNAME=lo)?",
         )
     return Finding(name="gloo", value="two processes exchanged data")
 
@@ -157,14 +161,19 @@ def _probe(what: str) -> tuple[dict[str, Any], str]:
 
 
 def _cores() -> Finding:
-    return Finding(name="cores", value=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    return Finding(
+        name="cores",
+        value=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    )
 
 
 def _memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     value = f"{total / 2**30:.1f} GiB"
     if total < _ENOUGH_MEMORY_BYTES:
-        return Finding(name="memory", value=value, problem="little memory", fix="`piper run` needs about 2 GiB")
+        return Finding(
+            name="memory", value=value, problem="little memory", fix="`piper run` needs about 2 GiB"
+        )
     return Finding(name="memory", value=value)
 
 

@@ -61,7 +61,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; never raises, never shows a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        piper.main(args=given, prog_name="piper", standalone_mode=False)
+        with piper.make_context("piper", given) as context:
+            piper.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
         return leave.exit_code

@@ -136,7 +136,11 @@ def _no_such_option(error: Any, command: str) -> InputError:
 
 def _missing(error: Any, command: str) -> InputError:
     param = error.param
-    name = (param.opts[0] if param.param_type_name == "option" else param.make_metavar(error.ctx)) if param else ""
+    name = (
+        (param.opts[0] if param.param_type_name == "option" else param.make_metavar(error.ctx))
+        if param
+        else ""
+    )
     return InputError(
         where="command line",
         field=name,

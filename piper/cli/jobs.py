@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cost_models.errors import InputError
+from cost_models.errors import InputError, InternalError
 from piper.report.result import Result
 from simulator.plan import Plan
 
@@ -38,6 +38,8 @@ def predict_target(
     if is_plan_file(target):
         return _predict_plan(target, strategy, job=job, steps=steps, engine=engine)
     found = predict(job_of(target, strategy, job), steps=steps, engine=engine)
+    if found.compiled is None:
+        raise InternalError("internal error: a prediction of a job has no plan")
     name = found.result["strategy"]["shorthand"]
     return found.compiled.plan, Result(name=name, summary=found.result, timeline=found.timeline)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cost_models.errors import InputError, nearest, require_positive, require_positive_int
+from cost_models.errors import require_positive, require_positive_int
 
 Function = Callable[..., Any]
 
@@ -26,7 +26,10 @@ class PositiveInt(click.ParamType[int]):
         text = str(value)
         number = int(text) if text.isascii() and text.isdigit() else text
         return require_positive_int(
-            number, where="command line", field=_name_of(param), fix=f"write a whole number such as {self.example}"
+            number,
+            where="command line",
+            field=_name_of(param),
+            fix=f"write a whole number such as {self.example}",
         )
 
 
@@ -59,39 +62,15 @@ class Clipping(PositiveNumber):
         return 0.0 if value in ("none", 0.0) else super().convert(value, param, ctx)
 
 
-class OneOf(click.ParamType[str]):
-    """One of a few names, with a did-you-mean."""
-
-    name = "name"
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Show the names in the help text."""
-        return "|".join(self.names)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Look the name up, ignoring case."""
-        found = str(value).lower()
-        if found not in self.names:
-            raise InputError(
-                where="command line",
-                field=_name_of(param),
-                value=value,
-                rule="is not one of " + ", ".join(self.names),
-                fix=nearest(str(value), self.names),
-            )
-        return found
-
-
 def _name_of(param: click.Parameter | None) -> str:
     return param.opts[0] if param is not None else "value"
 
 
 def json_option(function: Function) -> Function:
     """Add `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(
+        function
+    )
 
 
 def strategy_option(function: Function) -> Function:
@@ -105,15 +84,28 @@ def strategy_option(function: Function) -> Function:
 
 
 _JOB_OPTIONS = (
-    click.option("--cluster", metavar="NAME|FILE", help="Cluster (default: one node of dgx-h100); `piper clusters`."),
-    click.option("--gpus", type=PositiveInt(64), help="GPUs (default: the product of the given degrees, else one node)."),
-    click.option("--seq-len", type=PositiveInt(8192), help="Tokens per sequence (default: the model's, at most 8192)."),
-    click.option("--global-batch", type=PositiveInt(512), help="Sequences per optimizer step."),
-    click.option("--micro-batch", type=PositiveInt(1), help="Sequences per microbatch of a replica (default: 1)."),
-    click.option("--dtype", type=OneOf("bf16", "fp16", "fp32"), help="Compute dtype (default: bf16; CPU: fp32)."),
-    click.option("--optimizer", type=OneOf("adamw", "sgd"), help="Optimizer (default: adamw)."),
     click.option(
-        "--clip-grad-norm", type=Clipping("1.0"), metavar="X|none", help="Largest gradient norm (default: 1.0)."
+        "--cluster", metavar="NAME|FILE", help="Cluster (default: one node of dgx-h100); `piper clusters`."
+    ),
+    click.option(
+        "--gpus",
+        type=PositiveInt(64),
+        help="GPUs (default: the product of the given degrees, else one node).",
+    ),
+    click.option(
+        "--seq-len", type=PositiveInt(8192), help="Tokens per sequence (default: the model's, at most 8192)."
+    ),
+    click.option("--global-batch", type=PositiveInt(512), help="Sequences per optimizer step."),
+    click.option(
+        "--micro-batch", type=PositiveInt(1), help="Sequences per microbatch of a replica (default: 1)."
+    ),
+    click.option("--dtype", metavar="bf16|fp16|fp32", help="Compute dtype (default: bf16; CPU: fp32)."),
+    click.option("--optimizer", metavar="adamw|sgd", help="Optimizer (default: adamw)."),
+    click.option(
+        "--clip-grad-norm",
+        type=Clipping("1.0"),
+        metavar="X|none",
+        help="Largest gradient norm (default: 1.0).",
     ),
     click.option("--stack", metavar="NAME|FILE", help="Framework profile (default: piper); `piper stacks`."),
 )

@@ -1,4 +1,4 @@
-"""What goes where: results to stdout, one JSON object with `--json`; progress to stderr, only to a terminal."""
+"""What goes where: results (with `--json` one object) to stdout, progress to stderr if it is a terminal."""
 
 from __future__ import annotations
 

@@ -10,10 +10,12 @@ from piper.cli.output import emit, prepared, progress
 
 @click.command()
 @click.argument("source", metavar="RESULT")
-@click.option("-o", "--output", metavar="F.png|svg", default="timeline.png", show_default=True, help="Picture to write.")
+@click.option(
+    "-o", "--output", metavar="F.png|svg", default="timeline.png", show_default=True, help="Picture to write."
+)
 @click.option("--memory", is_flag=True, help="Draw memory over time instead of tasks.")
 @json_option
-def plot(source: str, output: str, memory: bool, as_json: bool) -> None:
+def plot(*, source: str, output: str, memory: bool, as_json: bool) -> None:
     """Draw the last step of a result. RESULT is an --out folder, its result.json, or a trace.
 
     \b

@@ -10,10 +10,12 @@ from piper.cli.output import emit, progress, write_text
 
 @click.command()
 @click.argument("sources", metavar="RESULT...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="F.html", default="report.html", show_default=True, help="Page to write.")
+@click.option(
+    "-o", "--output", metavar="F.html", default="report.html", show_default=True, help="Page to write."
+)
 @click.option("--title", default="", help="Title of the page (default: the names of the results).")
 @json_option
-def report(sources: tuple[str, ...], output: str, title: str, as_json: bool) -> None:
+def report(*, sources: tuple[str, ...], output: str, title: str, as_json: bool) -> None:
     """Write one HTML page that opens from disk, with several results side by side.
 
     RESULT is an --out folder, its result.json, or a trace.

@@ -9,7 +9,7 @@ import click
 
 from piper.cli.failures import ResultDoesNotFitError
 from piper.cli.jobs import predict_target
-from piper.cli.options import OneOf, PositiveInt, job_options, json_option, strategy_option
+from piper.cli.options import PositiveInt, job_options, json_option, strategy_option
 from piper.cli.output import emit, prepared, progress
 from piper.report.result import Result
 from simulator.plan import Plan
@@ -19,9 +19,18 @@ from simulator.plan import Plan
 @click.argument("target", metavar="MODEL|PLAN")
 @strategy_option
 @job_options
-@click.option("--engine", type=OneOf("auto", "reference"), default="auto", help="Simulation engine; the answer is the same.")
-@click.option("--steps", type=PositiveInt(2), help="Steps to simulate (default: 2 to 4, until the step time settles).")
-@click.option("--require-fit", is_flag=True, help="Exit with code 3 when a rank needs more memory than it has.")
+@click.option(
+    "--engine",
+    metavar="auto|reference",
+    default="auto",
+    help="Simulation engine; the answer is the same.",
+)
+@click.option(
+    "--steps", type=PositiveInt(2), help="Steps to simulate (default: 2 to 4, until the step time settles)."
+)
+@click.option(
+    "--require-fit", is_flag=True, help="Exit with code 3 when a rank needs more memory than it has."
+)
 @click.option("--out", metavar="DIR", help="Write result.json and timeline.npz there.")
 @click.option("--trace", metavar="F.json[.gz]", help="Write a Chrome trace (open it in Perfetto).")
 @click.option("--plot", metavar="F.png|svg", help="Draw the timeline.")
@@ -29,7 +38,14 @@ from simulator.plan import Plan
 @click.option("--plan-out", metavar="F.json[.gz]", help="Write the compiled plan.")
 @json_option
 def simulate(
-    target: str, strategy: str, engine: str, steps: int | None, require_fit: bool, as_json: bool, **given: Any
+    *,
+    target: str,
+    strategy: str,
+    engine: str,
+    steps: int | None,
+    require_fit: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Predict time and memory of one training step.
 
@@ -40,7 +56,7 @@ def simulate(
     Examples:
       piper simulate llama3-8b
       piper simulate llama3-8b --gpus 64 --strategy pp=4,dp=16,zero=1,recompute=full --global-batch 512
-      piper simulate examples/llama3-8b/config.json --strategy pp=2,dp=4 --trace trace.json --plot timeline.png
+      piper simulate examples/llama3-8b/config.json --strategy pp=2,dp=4 --trace trace.json --plot t.png
     """
     files = {name: given.pop(name) for name in ("out", "trace", "plot", "memory_plot", "plan_out")}
     with progress(f"simulating {target}"):

@@ -1,4 +1,4 @@
-"""What torch can do on this machine, as one JSON object; run apart, so that a broken torch breaks only itself.
+"""What torch can do on this machine, as one JSON object; a process apart, so that a broken torch harms none.
 
 `python -m piper.profiling.probe torch` describes torch, CUDA and NCCL;
 `python -m piper.profiling.probe gloo` forms a group of two processes and sums a number over it.

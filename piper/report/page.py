@@ -99,7 +99,11 @@ def _parts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _classes(figures: Mapping[str, Any]) -> list[str]:
     """Return the memory classes that any rank uses, in the order of the first rank."""
     ranks = figures["ranks"]
-    return [name for name in ranks[0]["memory_by_class_bytes"] if any(r["memory_by_class_bytes"][name] for r in ranks)]
+    return [
+        name
+        for name in ranks[0]["memory_by_class_bytes"]
+        if any(r["memory_by_class_bytes"][name] for r in ranks)
+    ]
 
 
 def _peak_owners(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +116,11 @@ def _comparison(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the reference of the comparison: the fastest result that fits, else the fastest."""
     fitting = [card for card in cards if card["figures"].get("fits", True)]
     best = min(fitting or cards, key=lambda card: card["step_time_s"])
-    return {"best": best["name"], "step_time_s": best["step_time_s"], "longest_s": max(c["step_time_s"] for c in cards)}
+    return {
+        "best": best["name"],
+        "step_time_s": best["step_time_s"],
+        "longest_s": max(c["step_time_s"] for c in cards),
+    }
 
 
 def _script_safe(value: object) -> str:

@@ -1,8 +1,9 @@
-"""A timeline as the compact object that the report's script draws: times in units of 100 ns, bytes as they are."""
+"""A timeline as the compact object that the report's script draws; times are in units of 100 ns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,5 +100,5 @@ def _peaks(totals: Int64Array, most: int) -> Int64Array:
     if len(totals) <= most:
         return np.arange(len(totals), dtype=np.int64)
     edges = np.linspace(0, len(totals), most - 1).astype(np.int64)
-    highest = [int(a + np.argmax(totals[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    highest = [int(a + np.argmax(totals[a:b])) for a, b in pairwise(edges)]
     return np.unique(np.array([0, *highest, len(totals) - 1], dtype=np.int64))

@@ -47,9 +47,11 @@ def describe(result: Result) -> str:
 def heading_lines(result: Result) -> list[str]:
     """Say what was understood: model, hardware, strategy."""
     model = f"{result['model']}, {format_count(result['n_parameters'])} parameters"
+    cut = result.get("segments_per_stage", [])
     return [
         f"{model} on {result['n_gpus']} GPUs of {result['cluster']}",
         f"strategy    {result['strategy']['shorthand']}",
+        *([f"stages      {' + '.join(map(str, cut))} segments"] if cut else []),
     ]
 
 
@@ -68,7 +70,8 @@ def figure_lines(result: Result) -> list[str]:
     band = result["error_band"]
     low, high = format_duration(band["step_time_low_s"]), format_duration(band["step_time_high_s"])
     return [
-        f"step time   {format_duration(result['step_time_s'])}   (expected within {low} .. {high}: {band['basis']})",
+        f"step time   {format_duration(result['step_time_s'])}   (expected within {low} .. {high}; "
+        f"prices {_sources(result)})",
         f"throughput  {format_count(result['tokens_per_s'])} tokens/s, "
         f"{format_count(result['tokens_per_s_per_gpu'])} tokens/s per GPU",
         f"MFU         {format_share(result['mfu'])} (convention {result['mfu_convention']}), "
@@ -96,17 +99,19 @@ def memory_verdict(result: Result) -> str:
 def breakdown_lines(result: Result) -> list[str]:
     """One line per part of the step that is not 0, with a bar."""
     step = result["step_time_s"]
-    parts = [(name, value) for name, value in result["breakdown_s"].items() if value > 0]
+    parts = [(name, value, value / step) for name, value in result["breakdown_s"].items() if value > 0]
     return [
-        f"  {name:<16}{format_duration(value):>10}{format_share(value / step):>9}  {_bar(value / step)}".rstrip()
-        for name, value in parts
+        f"  {name:<16}{format_duration(value):>10}{format_share(share):>9}  {_bar(share)}".rstrip()
+        for name, value, share in parts
     ]
 
 
 def memory_lines(result: Result) -> list[str]:
-    """A table of pipeline ranks with their memory classes at the rank's peak moment."""
+    """Write a table of pipeline ranks with their memory classes at the rank's peak moment."""
     ranks = result["ranks"]
-    names = [name for name in _SHORT_CLASSES if any(rank["memory_by_class_bytes"].get(name, 0) for rank in ranks)]
+    names = [
+        name for name in _SHORT_CLASSES if any(rank["memory_by_class_bytes"].get(name, 0) for rank in ranks)
+    ]
     rows = [["pp rank", "devices", "stages", *(_SHORT_CLASSES[name] for name in names), "peak", "at", "busy"]]
     rows += [_memory_row(rank, names) for rank in ranks[:_MOST_RANKS]]
     lines = [f"  {line}" for line in aligned(rows)]
@@ -167,6 +172,11 @@ def _memory_row(rank: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         format_duration(rank["peak_at_s"]),
         format_duration(rank["busy_s"]),
     ]
+
+
+def _sources(result: Result) -> str:
+    shares = sorted(result["provenance"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in shares if share > 0)
 
 
 def _bar(fraction: float) -> str:

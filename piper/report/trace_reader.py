@@ -17,7 +17,8 @@ from simulator.timeline.timeline import RankTrack, Timeline
 Event = Mapping[str, Any]
 
 _PROCESS = re.compile(
-    r"rank (?P<rank>\d+)(?: \(x(?P<devices>\d+)\))?: pipeline rank (?P<pipeline_rank>\d+), stages (?P<stages>[\d, ]*)"
+    r"rank (?P<rank>\d+)(?: \(x(?P<devices>\d+)\))?: "
+    r"pipeline rank (?P<pipeline_rank>\d+), stages (?P<stages>[\d, ]*)"
 )
 _NS_PER_US = 1000
 
@@ -67,7 +68,8 @@ def _track(events: Sequence[Event], where: str) -> RankTrack:
         end_ns=_nanoseconds([event["ts"] + event["dur"] for event in slices]),
         memory_ns=_nanoseconds([event["ts"] for event in counters]),
         memory_bytes=np.array(
-            [[event["args"][entry.name.lower()] for entry in MemoryClass] for event in counters], dtype=np.int64
+            [[event["args"][entry.name.lower()] for entry in MemoryClass] for event in counters],
+            dtype=np.int64,
         ).reshape(-1, len(MemoryClass)),
         codes=codes,
         kinds=np.array([kinds[number] for number in range(len(codes))], dtype=np.int64),

@@ -14,7 +14,9 @@ SHOWN = 5
 
 def main() -> None:
     files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    by_file = sorted(((len(path.read_text().splitlines()), path.relative_to(ROOT)) for path in files), reverse=True)
+    by_file = sorted(
+        ((len(path.read_text().splitlines()), path.relative_to(ROOT)) for path in files), reverse=True
+    )
     by_function = sorted((entry for path in files for entry in functions(path)), reverse=True)
     sys.stdout.write("longest files (lines)\n")
     sys.stdout.writelines(f"  {lines:4}  {path}\n" for lines, path in by_file[:SHOWN])

@@ -19,7 +19,9 @@ def python_files() -> list[Path]:
 
 
 def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
-    named = [path for path in python_files() if NAMES_THAT_SAY_NOTHING & {path.stem, *path.relative_to(ROOT).parts}]
+    named = [
+        path for path in python_files() if NAMES_THAT_SAY_NOTHING & {path.stem, *path.relative_to(ROOT).parts}
+    ]
     assert named == []
 
 
@@ -35,5 +37,9 @@ def test_product_code_reads_nothing_outside_the_repository() -> None:
 
 
 def test_every_package_states_what_it_is() -> None:
-    empty = [path for path in python_files() if path.name == "__init__.py" and not path.read_text().startswith('"""')]
+    empty = [
+        path
+        for path in python_files()
+        if path.name == "__init__.py" and not path.read_text().startswith('"""')
+    ]
     assert empty == []

@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = "examples/llama3-8b/config.json"
 SHOW_MODULES = "import json, sys; print(json.dumps(sorted(name for name in sys.modules if '.' not in name)))"
-RUN_COMMAND = "import sys; from piper.cli import main; code = main({arguments!r}); print(file=sys.stdout); {show}; sys.exit(code)"
+RUN_COMMAND = (
+    "import sys; from piper.cli import main; code = main({arguments!r}); print(); {show}; sys.exit(code)"
+)
 
 LIGHT_COMMANDS = [
     ["--help"],

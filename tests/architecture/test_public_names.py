@@ -40,7 +40,7 @@ def test_no_public_name_is_a_subpackage() -> None:
 
 
 def test_a_name_that_piper_lacks_is_refused_with_the_names_that_it_has() -> None:
-    with pytest.raises(AttributeError, match="'simulat'; public names: .*simulate"):
+    with pytest.raises(AttributeError, match=r"'simulat'; public names: .*simulate"):
         getattr(piper, "simulat")  # noqa: B009 - a typo that mypy would refuse
 
 
@@ -50,7 +50,12 @@ def test_a_foreign_simulator_is_named_by_the_command_line_and_by_the_import(tmp_
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     for code in ("import piper.api", "import sys; from piper.cli import main; sys.exit(main(['models']))"):
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-c", code],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode != 0
         assert f"simulator = {tmp_path / 'simulator.py'}" in done.stderr

@@ -16,7 +16,7 @@ BACKWARD_NS = 2_000_000
 
 
 def gpipe_timeline(*, pipeline_ranks: int = 2, microbatches: int = 3, steps: int = 2) -> Timeline:
-    """Forwards as early as possible, then backwards, then a gap of 1 ms with an all-reduce, then the update."""
+    """Forwards as early as possible, then backwards, then an all-reduce of 1 ms and an update of 1 ms."""
     tracks = [_track(rank, pipeline_ranks, microbatches, steps) for rank in range(pipeline_ranks)]
     ends = np.max([track.end_ns.reshape(steps, -1)[:, -1] for track in tracks], axis=0)
     return Timeline(source="simulated", tracks=tuple(tracks), step_end_ns=ends)
@@ -117,7 +117,11 @@ def figures(*, step_time_s: float = 0.014, fits: bool = True, **changes: Any) ->
             }
             for rank in range(2)
         ],
-        "error_band": {"step_time_low_s": 0.9 * step_time_s, "step_time_high_s": 1.2 * step_time_s, "basis": "datasheet"},
+        "error_band": {
+            "step_time_low_s": 0.9 * step_time_s,
+            "step_time_high_s": 1.2 * step_time_s,
+            "basis": "datasheet",
+        },
         "provenance": {"measured": 0.0, "interpolated": 0.0, "fitted": 0.25, "datasheet": 0.75},
         "warnings": [],
         "timings_s": {"capture": 0.0, "compile": 0.1, "price": 0.0, "simulate": 0.2},

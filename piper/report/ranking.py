@@ -1,0 +1,52 @@
+"""The outcome of a search as text: the ranking, the Pareto front, and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from piper.report.quantities import format_duration
+from piper.report.summary import aligned, assumption_lines, compare, heading_lines
+
+
+def describe_search(found: Mapping[str, Any]) -> str:
+    """Write the object of `piper search --json` for people."""
+    if not found["ranking"]:
+        parts = [["no strategy fits"], _rejected(found)]
+    else:
+        best = found["ranking"][0]
+        named = [(result["strategy"]["shorthand"], result) for result in found["ranking"]]
+        parts = [
+            [heading_lines(best)[0], *assumption_lines(best)],
+            [compare(named)],
+            [f"best        {best['strategy']['shorthand']}", *_bound(found)],
+            _rejected(found),
+        ]
+    parts.append([_counts(found)])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _bound(found: Mapping[str, Any]) -> list[str]:
+    if found.get("lower_bound_s") is None:
+        return []
+    gap = f", {found['gap']:.1%} below the best" if found.get("gap") is not None else ""
+    return [f"bound       {format_duration(found['lower_bound_s'])}{gap} ({found['gap_basis']})"]
+
+
+def _rejected(found: Mapping[str, Any]) -> list[str]:
+    """One line per family that lost, with the reason."""
+    if not found["rejected"]:
+        return []
+    rows = [["family", "count", "best", "why not"]]
+    for entry in found["rejected"]:
+        best = format_duration(entry["best_s"]) if entry.get("best_s") is not None else "-"
+        rows.append([entry["family"], str(entry["count"]), best, entry["reason"]])
+    return aligned(rows, left_columns=4)
+
+
+def _counts(found: Mapping[str, Any]) -> str:
+    wall = found["timings_s"]["wall"]
+    return (
+        f"{found['space_size']} strategies, {found['pruned']} pruned, {found['simulated']} simulated "
+        f"in {format_duration(wall)}; ended by {found['ended_by']}"
+    )
