@@ -59,7 +59,8 @@ class GroupedMatmulSpec:
 class AttentionSpec:
     """Fused attention: t = F / (E P) (1 + wave_penalty (ceil(q)/q - 1)) + latency.
 
-    E = efficiency s / (s + half_length); q = batch x heads x ceil(s / 128) / processors, the waves of thread blocks.
+    E = efficiency s / (s + half_length); q, the waves of thread blocks, is
+    batch x heads x ceil(s / 128) / processors.
 
     Args:
         efficiency: share of the dense peak for long sequences and heads of 128.

@@ -1,0 +1,248 @@
+"""A catalogue name or file that cannot be used says what is wrong and how to mend it."""
+
+import pytest
+
+from cost_models import load_cluster, load_gpu, load_stack
+from cost_models.errors import CostModelError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="mine.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write_file
+
+
+GPU = "schema_version: 1\nname: mine\nextends: h100-sxm\n"
+CLUSTER = "schema_version: 1\nname: mine\nextends: dgx-h100\n"
+STACK = "schema_version: 1\nname: mine\nextends: piper\n"
+
+
+def caught(load, text):
+    with pytest.raises(CostModelError) as problem:
+        load(text)
+    return problem.value
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "hint"),
+    [
+        (load_gpu, "h100-smx", "'h100-sxm'"),
+        (load_cluster, "dgx-h1000", "'dgx-h100'"),
+        (load_stack, "pipper", "'piper'"),
+    ],
+)
+def test_an_unknown_name_gets_a_did_you_mean(load, name, hint):
+    error = caught(load, name)
+    assert error.value == name
+    assert error.field == "name"
+    assert f"did you mean {hint}" in error.fix
+    assert "YAML file" in error.fix
+
+
+def test_a_name_like_no_other_lists_all(tmp_path):
+    assert "known: a100-sxm-40gb" in caught(load_gpu, "zzz").fix
+
+
+def test_a_missing_file_is_named(tmp_path):
+    error = caught(load_gpu, str(tmp_path / "none.yaml"))
+    assert error.where.endswith("none.yaml")
+    assert error.rule == "does not exist"
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    folder = tmp_path / "folder.yaml"
+    folder.mkdir()
+    assert "cannot be read" in caught(load_gpu, str(folder)).rule
+
+
+def test_broken_yaml_names_line_and_column(write):
+    path = write("schema_version: 1\nname: mine\npeak: [1, 2\nmemory: }\n")
+    error = caught(load_gpu, path)
+    assert error.where.startswith(f"{path}:4:")
+    assert error.field == "YAML"
+    assert "indentation" in error.fix
+
+
+def test_a_key_given_twice_is_broken_yaml(write):
+    assert "duplicate key" in str(caught(load_gpu, write(GPU + "name: again\n")).value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "text", ""])
+def test_a_file_must_be_a_mapping(write, text):
+    assert caught(load_gpu, write(text)).rule == "must be a mapping"
+
+
+@pytest.mark.parametrize("version", ["2", "true", "one", "null"])
+def test_another_schema_version_is_refused(write, version):
+    error = caught(load_gpu, write(f"schema_version: {version}\nname: mine\n"))
+    assert error.field == "schema_version"
+    assert error.fix == "write schema_version: 1"
+
+
+def test_a_file_without_a_section_says_which(write):
+    error = caught(load_gpu, write("schema_version: 1\nname: mine\ndescription: mine\n"))
+    assert (error.field, error.rule, error.fix) == ("chip", "is missing", "add the key")
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "field", "hint"),
+    [
+        (load_gpu, GPU + "peek: 1\n", "peek", "'peak'"),
+        (load_gpu, GPU + "chip: {procesors: 1, source: me}\n", "chip.procesors", "'processors'"),
+        (load_gpu, GPU + "peak: {bf61: 1TFLOP/s, source: me}\n", "peak.bf61", "'bf16'"),
+        (load_cluster, CLUSTER + "max_node: 2\n", "max_node", "'max_nodes'"),
+        (load_cluster, CLUSTER + "intra: {bandwith: 1GB/s, source: me}\n", "intra.bandwith", "'bandwidth'"),
+        (
+            load_stack,
+            STACK + "cost: {launch_overhed: 1us, source: me}\n",
+            "cost.launch_overhed",
+            "'launch_overhead'",
+        ),
+    ],
+)
+def test_an_unknown_key_gets_a_did_you_mean(write, load, text, field, hint):
+    error = caught(load, write(text))
+    assert error.field == field
+    assert error.rule == "is not known"
+    assert hint in error.fix
+
+
+@pytest.mark.parametrize("value", ["0", "-1GB/s", ".nan", ".inf", "true", "null", "fast", "[1]", "12GiB"])
+def test_a_bandwidth_must_be_a_positive_rate(write, value):
+    error = caught(
+        load_cluster, write(CLUSTER + f"intra: {{bandwidth: {value}, latency: 1us, source: me}}\n")
+    )
+    assert error.field == "intra.bandwidth"
+    assert "50GB/s" in error.fix
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", ".nan", "true", "eight", "null"])
+def test_a_count_must_be_a_whole_number(write, value):
+    error = caught(load_cluster, write(CLUSTER + f"gpus_per_node: {value}\n"))
+    assert error.field == "gpus_per_node"
+    assert error.rule == "must be a whole number >= 1"
+
+
+MATMUL = (
+    "matmul: {{efficiency: {}, bandwidth_fraction: 0.7, latency: 1us, wgrad_slowdown: 1, error: {}, "
+    "fitted_dtypes: {}, source: me}}\n"
+)
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "1.2", ".nan", "true", "good", "null"])
+def test_an_efficiency_must_be_a_fraction(write, value):
+    error = caught(load_gpu, write(GPU + MATMUL.format(value, 0.1, "[]")))
+    assert error.field == "matmul.efficiency"
+    assert error.rule == "must be a number > 0 and <= 1"
+    assert error.fix == "write a plain number"
+
+
+@pytest.mark.parametrize("value", ["0", "1", "25", ".nan"])
+def test_an_error_must_be_a_fraction_below_one(write, value):
+    assert caught(load_gpu, write(GPU + MATMUL.format(0.7, value, "[]"))).field == "matmul.error"
+
+
+@pytest.mark.parametrize("value", ["bf16", "[16]"])
+def test_fitted_dtypes_must_be_a_list_of_texts(write, value):
+    error = caught(load_gpu, write(GPU + MATMUL.format(0.7, 0.1, value)))
+    assert error.field == "matmul.fitted_dtypes"
+    assert "must be a list" in error.rule
+
+
+@pytest.mark.parametrize("source", ["", "source: ''", "source: '  '", "source: 7"])
+def test_figures_without_source_are_refused(write, source):
+    text = GPU + f"chip:\n  processors: 132\n  asynchronous: true\n  {source}\n"
+    error = caught(load_gpu, write(text))
+    assert error.field == "chip.source"
+    assert error.fix == "say where the figures come from"
+
+
+def test_a_flag_must_be_true_or_false(write):
+    error = caught(load_gpu, write(GPU + "chip: {processors: 1, asynchronous: 1, source: me}\n"))
+    assert (error.field, error.rule) == ("chip.asynchronous", "must be true or false")
+
+
+def test_a_section_must_be_a_mapping(write):
+    error = caught(load_gpu, write(GPU + "chip: 132\n"))
+    assert (error.field, error.rule) == ("chip", "must be a mapping")
+
+
+def test_plain_data_of_a_stack_must_be_a_mapping(write):
+    error = caught(load_stack, write(STACK + "model: fast\n"))
+    assert (error.field, error.rule) == ("model", "must be a mapping")
+
+
+def test_usable_memory_must_lie_between_context_and_capacity(write):
+    text = "memory: {capacity: 80GiB, usable: 90GiB, bandwidth: 1TB/s, context: 1GiB, source: me}\n"
+    error = caught(load_gpu, write(GPU + text))
+    assert error.field == "memory.usable"
+    assert "mem_get_info" in error.fix
+
+
+def test_grouped_efficiencies_must_match_their_limits(write):
+    text = "grouped_matmul: {rows: [8], efficiency: [0.1], wgrad_efficiency: [0.1, 0.2], error: 0.1, "
+    error = caught(load_gpu, write(GPU + text + "provenance: fitted, source: me}\n"))
+    assert error.field == "grouped_matmul.efficiency"
+
+
+def test_an_unknown_provenance_gets_a_did_you_mean(write):
+    text = "grouped_matmul: {rows: [8], efficiency: [0.1, 0.2], wgrad_efficiency: [0.1, 0.2], error: 0.1, "
+    error = caught(load_gpu, write(GPU + text + "provenance: guessed, source: me}\n"))
+    assert error.field == "grouped_matmul.provenance"
+
+
+def test_a_collective_cannot_be_faster_than_its_link(write):
+    error = caught(load_cluster, write(CLUSTER + "intra: {bandwidth: 100GB/s, latency: 1us, source: me}\n"))
+    assert error.field == "intra_collectives.all_reduce.bandwidth"
+    assert "must not exceed the link" in error.rule
+
+
+@pytest.mark.parametrize("value", ["11us", "[33us, 11us]", "[1us]", "[-1us, 2us]"])
+def test_a_latency_pair_must_rise(write, value):
+    text = (
+        "inter_collectives: {ring_efficiency: 0.9, all_to_all_efficiency: 0.9, transfer_efficiency: 0.8, "
+        f"ring_latency: {value}, tree_latency: [1us, 2us], peer_latency: [1us, 2us], protocol_switch: 1MiB, "
+        "two_node_tree: false, large_from: 1MiB, large_error: 0.1, small_error: 0.5, provenance: fitted, "
+        "source: me}\n"
+    )
+    assert caught(load_cluster, write(CLUSTER + text)).field == "inter_collectives.ring_latency"
+
+
+def test_an_unknown_gpu_of_a_cluster_gets_a_did_you_mean(write):
+    assert "'h100-sxm'" in caught(load_cluster, write(CLUSTER + "gpu: h100-smx\n")).fix
+    assert caught(load_cluster, write(CLUSTER + "gpu: 100\n")).field == "gpu"
+
+
+def test_a_cluster_without_a_network_has_one_node(write):
+    text = (
+        "schema_version: 1\nname: mine\ndescription: mine\ngpu: h100\ngpus_per_node: 2\neager_limit: 0\n"
+        "source: me\nintra: {bandwidth: 100GB/s, latency: 1us, source: me}\nintra_collectives:\n"
+        + "".join(
+            f"  {kind}: {{base: 1us, per_rank: 1us, sqrt: 0us, bandwidth: 80GB/s, error: 0.2}}\n"
+            for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
+        )
+        + "  provenance: datasheet\n  source: me\n"
+    )
+    error = caught(load_cluster, write(text))
+    assert error.field == "max_nodes"
+    assert "inter_collectives" in error.fix
+    assert load_cluster(write(text + "max_nodes: 1\n")).max_gpus == 2
+
+
+@pytest.mark.parametrize("base", ["mine.yaml", "[1]"])
+def test_a_file_cannot_extend_itself(write, base):
+    error = caught(load_gpu, write(f"schema_version: 1\nname: mine\nextends: {base}\n"))
+    assert error.field == "extends"
+
+
+def test_a_cluster_finds_its_gpu_beside_its_file(write):
+    write(GPU + "chip: {processors: 99, asynchronous: true, source: me}\n", "gpu.yaml")
+    base = write(CLUSTER + "gpu: gpu.yaml\n", "base.yaml")
+    assert load_cluster(base).gpu.processors == 99
+    assert load_cluster(base).gpu.matmul == load_gpu("h100").matmul
+    child = write("schema_version: 1\nname: child\nextends: base.yaml\nmax_nodes: 3\n", "child.yaml")
+    assert (load_cluster(child).gpu.processors, load_cluster(child).max_gpus) == (99, 24)

@@ -1,0 +1,186 @@
+"""Collectives and transfers: conventions, laws, and measured runs."""
+
+import csv
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import CollectiveKind, Provenance, load_cluster
+from cost_models.errors import CostModelError
+from cost_models.models.collectives import Collectives, bus_factor
+from cost_models.topology import Spread
+
+DATA = Path(__file__).parent / "data"
+DGX = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"]
+AR, AG, RS, A2A = CollectiveKind
+
+
+@cache
+def model(name="dgx-h100"):
+    return Collectives(load_cluster(name))
+
+
+def seconds(name, kind, size_bytes, *, nodes, per_node):
+    """Return the seconds of a group with `per_node` members on each of `nodes` nodes."""
+    gpus = load_cluster(name).gpus_per_node
+    ranks = [node * gpus + member for node in range(nodes) for member in range(per_node)]
+    return model(name).collective(kind, size_bytes=size_bytes, ranks=ranks).seconds
+
+
+clusters = st.sampled_from(DGX)
+kinds = st.sampled_from(list(CollectiveKind))
+sizes = st.integers(0, 2**36)
+shapes = st.tuples(st.integers(1, 64), st.integers(1, 8))
+
+
+@given(name=clusters, kind=kinds, size=sizes, rank=st.integers(0, 10**6))
+def test_one_rank_costs_nothing(name, kind, size, rank):
+    price = model(name).collective(kind, size_bytes=size, ranks=(rank,))
+    assert (price.seconds, price.low_s, price.high_s) == (0, 0, 0)
+
+
+@given(name=clusters, kind=kinds, size=sizes, more=sizes, shape=shapes)
+def test_more_bytes_never_cost_less(name, kind, size, more, shape):
+    nodes, per_node = shape
+    less = seconds(name, kind, size, nodes=nodes, per_node=per_node)
+    assert seconds(name, kind, size + more, nodes=nodes, per_node=per_node) >= less
+
+
+@given(name=clusters, kind=kinds, size=sizes, nodes=st.integers(1, 64), per_node=st.integers(1, 8))
+def test_more_nodes_of_the_same_shape_never_cost_less(name, kind, size, nodes, per_node):
+    fewer = seconds(name, kind, size, nodes=nodes, per_node=per_node)
+    assert seconds(name, kind, size, nodes=nodes + 1, per_node=per_node) >= fewer
+
+
+@given(name=clusters, kind=kinds, size=sizes, members=st.integers(1, 7))
+def test_more_ranks_inside_a_node_never_cost_less_under_one_algorithm(name, kind, size, members):
+    cluster = load_cluster(name)
+    if kind is AR and cluster.in_switch and members + 1 == cluster.in_switch_from:
+        members += 1  # the switch takes over here, see the next test
+        if members == cluster.gpus_per_node:
+            return
+    fewer = seconds(name, kind, size, nodes=1, per_node=members)
+    assert seconds(name, kind, size, nodes=1, per_node=members + 1) >= fewer
+
+
+def test_reduction_in_the_switch_makes_eight_h100_faster_than_four_as_measured():
+    """aiconfigurator h100_sxm, 512 MiB: 2300 us with 4 GPUs, 2111 us with 8 (NVLS)."""
+    four = seconds("dgx-h100", AR, 2**29, nodes=1, per_node=4)
+    eight = seconds("dgx-h100", AR, 2**29, nodes=1, per_node=8)
+    assert eight < four
+    assert (four, eight) == (pytest.approx(2300e-6, rel=0.1), pytest.approx(2111e-6, rel=0.1))
+
+
+@given(name=clusters, kind=kinds, size=sizes, shape=shapes)
+def test_no_collective_is_faster_than_the_wires(name, kind, size, shape):
+    """Every device must receive what it lacks; every node must exchange what the others hold."""
+    nodes, per_node = shape
+    cluster = load_cluster(name)
+    num_ranks = nodes * per_node
+    received = size * (num_ranks - 1) / num_ranks
+    crossing = 0.0
+    if nodes > 1:
+        crossing = {
+            AR: 2 * size * (nodes - 1) / nodes,
+            AG: size * (nodes - 1) / nodes,
+            RS: size * (nodes - 1) / nodes,
+            A2A: per_node * size * (nodes - 1) / nodes,
+        }[kind] / cluster.network_share(per_node)
+    bound = crossing if per_node == 1 else max(crossing, received / cluster.intra.bandwidth_bytes_per_s)
+    assert seconds(name, kind, size, nodes=nodes, per_node=per_node) >= bound
+
+
+@given(name=clusters, kind=kinds, size=sizes, shape=shapes)
+def test_the_band_holds_the_price(name, kind, size, shape):
+    nodes, per_node = shape
+    spread = Spread(num_ranks=nodes * per_node, num_nodes=nodes, fewest=per_node, most=per_node)
+    price = model(name).price(kind, size, spread)
+    assert 0 <= price.low_s <= price.seconds <= price.high_s < float("inf")
+
+
+@given(name=clusters, size=sizes, more=sizes)
+def test_transfers_cost_more_with_more_bytes_and_over_the_network(name, size, more):
+    collectives = model(name)
+    near = collectives.transfer(size_bytes=size, source_rank=0, target_rank=7).seconds
+    far = collectives.transfer(size_bytes=size, source_rank=0, target_rank=8).seconds
+    assert 0 < near <= far
+    assert collectives.transfer(size_bytes=size + more, source_rank=0, target_rank=8).seconds >= far
+    assert collectives.transfer(size_bytes=size, source_rank=8, target_rank=0).seconds == far
+    assert near >= size / load_cluster(name).intra.bandwidth_bytes_per_s
+    assert far >= size / load_cluster(name).network_share(1)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(AR, 1.75), (AG, 0.875), (RS, 0.875), (A2A, 0.875)])
+def test_bus_factors_are_those_of_nccl_tests(kind, factor):
+    assert bus_factor(kind, 8) == factor
+
+
+def test_large_rings_over_nodes_run_at_the_interfaces_of_the_members():
+    """10 nodes of H100 reach 49, 98, 196 and 314 to 345 GB/s with 1, 2, 4 and 8 members per node."""
+    size = 2**36
+    reached = []
+    for per_node in (1, 2, 4, 8):
+        time_s = seconds("dgx-h100", AG, size, nodes=10, per_node=per_node)
+        reached.append(size * bus_factor(AG, 10 * per_node) / time_s / 1e9)
+    assert reached[:3] == pytest.approx([49, 98, 196], rel=0.03)
+    assert 314 <= reached[3] <= 345
+
+
+def test_the_node_with_the_fewest_members_is_the_bottleneck():
+    even = model().collective(AG, size_bytes=2**32, ranks=range(4, 12)).seconds
+    uneven = model().collective(AG, size_bytes=2**32, ranks=range(7, 15)).seconds
+    assert uneven > 3 * even
+
+
+def test_provenance_is_that_of_the_catalogue():
+    assert model().collective(AR, size_bytes=2**20, ranks=range(8)).provenance is Provenance.FITTED
+    local = model("local-cpu").collective(AR, size_bytes=2**20, ranks=range(4))
+    assert local.provenance is Provenance.DATASHEET
+
+
+@pytest.mark.parametrize("size", [-1, float("nan")])
+def test_a_size_below_zero_is_refused(size):
+    with pytest.raises(CostModelError) as caught:
+        model().collective(AR, size_bytes=size, ranks=(0, 1))
+    assert caught.value.field == "size_bytes"
+    with pytest.raises(CostModelError):
+        model().transfer(size_bytes=size, source_rank=0, target_rank=1)
+
+
+def test_a_group_beyond_a_single_node_is_refused():
+    with pytest.raises(CostModelError) as caught:
+        model("h100-8gpu").collective(AR, size_bytes=1, ranks=range(9))
+    assert (caught.value.where, caught.value.field) == ("h100-8gpu", "rank")
+
+
+def test_a_transfer_to_itself_is_refused():
+    with pytest.raises(CostModelError) as caught:
+        model().transfer(size_bytes=1, source_rank=3, target_rank=3)
+    assert caught.value.field == "ranks"
+
+
+def measured():
+    with (DATA / "collectives.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def case(row):
+    return f"{row['cluster']} {row['op']} {row['n_nodes']}x{row['n_gpus']} {row['bytes']}"
+
+
+@pytest.mark.accuracy
+@pytest.mark.parametrize("row", measured(), ids=case)
+def test_measured_collectives_are_predicted_within_25_percent(row):
+    """The worst are pairs of GPUs (B200 reduce-scatter: 21 % too fast); the others lie within 15 %."""
+    gpus, nodes, size = int(row["n_gpus"]), int(row["n_nodes"]), int(row["bytes"])
+    collectives = model(row["cluster"])
+    if row["op"] == "transfer":
+        target = 1 if nodes == 1 else 8
+        price = collectives.transfer(size_bytes=size, source_rank=0, target_rank=target)
+    else:
+        ranks = [node * 8 + member for node in range(nodes) for member in range(gpus // nodes)]
+        price = collectives.collective(CollectiveKind(row["op"]), size_bytes=size, ranks=ranks)
+    assert price.seconds == pytest.approx(float(row["time_us"]) * 1e-6, rel=0.25 if gpus == 2 else 0.15)
