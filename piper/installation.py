@@ -25,5 +25,5 @@ def check_packages() -> None:
     for name, place in foreign_packages().items():
         raise ImportError(
             f"installation: {name} = {place} hides the package of that name which belongs to piper\n"
-            "fix: rename that file or folder, or start Python elsewhere; if it is missing: pip install piper-train"
+            "fix: rename that file or folder, or start Python elsewhere; or install piper-train again"
         )

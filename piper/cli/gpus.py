@@ -8,7 +8,7 @@ from piper.cli.catalogue import plain, show_entry, show_list
 from piper.cli.options import json_option
 
 _TERA = 1e12
-_GIGA = 1e9
+_GIB = 2**30
 
 
 @click.command()
@@ -36,7 +36,7 @@ def gpus(name: str | None, as_json: bool) -> None:
             {
                 "name": entry.name,
                 "description": entry.description,
-                "memory_gb": entry.memory_bytes / _GIGA,
+                "memory_gib": entry.memory_bytes / _GIB,
                 "memory_tb_per_s": entry.memory_bytes_per_s / _TERA,
                 "peak_tflop_per_s": peak / _TERA,
                 "peak_flops_per_s": dict(entry.peak_flops_per_s),
@@ -44,7 +44,7 @@ def gpus(name: str | None, as_json: bool) -> None:
         )
     columns = {
         "name": "name",
-        "memory, GB": "memory_gb",
+        "memory, GiB": "memory_gib",
         "TB/s": "memory_tb_per_s",
         "bf16 dense, TFLOP/s": "peak_tflop_per_s",
         "description": "description",

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cost_models import units
 from piper.report import quantities, summary
 from piper.report.page_data import timeline_data
 from piper.report.result import Result
@@ -47,8 +48,8 @@ def render_page(results: Sequence[Result], *, title: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "duration": quantities.format_duration,
-        "gib": quantities.format_gib,
+        "duration": units.format_duration,
+        "size": units.format_bytes,
         "count": quantities.format_count,
         "share": quantities.format_share,
         "ranges": lambda numbers: quantities.format_ranges(list(numbers)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from piper.report.quantities import format_duration
+from cost_models.units import format_duration
 from piper.report.summary import aligned, assumption_lines, compare, heading_lines
 
 

@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from piper.report.quantities import (
-    GIB,
-    format_count,
-    format_duration,
-    format_gib,
-    format_ranges,
-    format_share,
-)
+from cost_models.units import format_bytes, format_duration
+from piper.report.quantities import format_count, format_ranges, format_share
 
 Result = Mapping[str, Any]
 
+_GIB = 2**30
 _BAR_WIDTH = 30
 _MOST_RANKS = 8
 _SHORT_CLASSES = {
@@ -87,13 +82,13 @@ def memory_verdict(result: Result) -> str:
     limit = result["device_memory_bytes"]
     need = max(result["peak_reserved_bytes"], result["peak_memory_bytes"]) + result["context_bytes"]
     parts = (
-        f"{format_gib(result['peak_memory_bytes'])} allocated, "
-        f"{format_gib(result['peak_reserved_bytes'])} reserved, "
-        f"{format_gib(result['context_bytes'])} context"
+        f"{format_bytes(result['peak_memory_bytes'])} allocated, "
+        f"{format_bytes(result['peak_reserved_bytes'])} reserved, "
+        f"{format_bytes(result['context_bytes'])} context"
     )
     if result["fits"]:
-        return f"fits: {parts} of {format_gib(limit)} ({format_gib(limit - need)} free)"
-    return f"DOES NOT FIT: {parts} of {format_gib(limit)} ({format_gib(need - limit)} too much)"
+        return f"fits: {parts} of {format_bytes(limit)} ({format_bytes(limit - need)} free)"
+    return f"DOES NOT FIT: {parts} of {format_bytes(limit)} ({format_bytes(need - limit)} too much)"
 
 
 def breakdown_lines(result: Result) -> list[str]:
@@ -136,7 +131,7 @@ def compare(results: Sequence[tuple[str, Result]]) -> str:
             format_share(result["mfu"]),
             format_share(result["bubble_fraction"]),
             format_share(exposed_s(result) / result["step_time_s"]),
-            format_gib(result["peak_memory_bytes"]),
+            format_bytes(result["peak_memory_bytes"]),
             "yes" if result["fits"] else "NO",
         ]
         for name, result in results
@@ -167,8 +162,8 @@ def _memory_row(rank: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         str(rank["pipeline_rank"]),
         str(rank["n_devices"]),
         format_ranges(list(rank["stages"])),
-        *(f"{classes.get(name, 0) / GIB:.2f}" for name in names),
-        f"{rank['peak_memory_bytes'] / GIB:.2f}",
+        *(f"{classes.get(name, 0) / _GIB:.2f}" for name in names),
+        f"{rank['peak_memory_bytes'] / _GIB:.2f}",
         format_duration(rank["peak_at_s"]),
         format_duration(rank["busy_s"]),
     ]

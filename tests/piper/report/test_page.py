@@ -64,8 +64,8 @@ def test_the_page_shows_every_figure_of_a_result() -> None:
     text = Page(render_page([sample_result(warnings=["one shard"])], title="A title")).text
     expected = (
         "A title",
-        "14.0 ms",
-        "12.6 ms to 16.8 ms",
+        "14.00 ms",
+        "12.60 ms to 16.80 ms",
         "38.1 %",
         "505 k tokens/s",
         "one shard",

@@ -18,11 +18,15 @@ def test_the_text_says_what_was_understood_and_assumed_before_any_figure() -> No
 def test_the_text_has_every_figure_with_its_unit() -> None:
     text = summary.describe(figures())
     assert (
-        "step time   14.0 ms   (expected within 12.6 ms .. 16.8 ms; prices 75% datasheet, 25% fitted)" in text
+        "step time   14.00 ms   (expected within 12.60 ms .. 16.80 ms; prices 75% datasheet, 25% fitted)"
+        in text
     )
     assert "505 k tokens/s, 7.89 k tokens/s per GPU" in text
     assert "MFU         38.1 % (convention palm), HFU 50.0 %, 377.0 TFLOP/s per GPU" in text
-    assert "fits: 3.00 GiB allocated, 3.50 GiB reserved, 0.50 GiB context of 80.0 GiB (76.0 GiB free)" in text
+    assert (
+        "fits: 3.00 GiB allocated, 3.50 GiB reserved, 512.00 MiB context of 80.00 GiB (76.00 GiB free)"
+        in text
+    )
 
 
 def test_the_breakdown_leaves_out_what_is_zero_and_adds_up() -> None:
@@ -40,7 +44,7 @@ def test_the_breakdown_leaves_out_what_is_zero_and_adds_up() -> None:
 def test_memory_lists_only_the_classes_in_use() -> None:
     heading, *rows = summary.memory_lines(figures())
     assert heading.split() == ["pp", "rank", "devices", "stages", "params", "activ", "peak", "at", "busy"]
-    assert rows[0].split() == ["0", "2", "0", "2.00", "1.00", "3.00", "1.00", "ms", "8.40", "ms"]
+    assert rows[0].split() == ["0", "2", "0", "2.00", "1.00", "3.00", "1.000", "ms", "8.400", "ms"]
 
 
 def test_many_ranks_are_cut_short_and_counted() -> None:

@@ -1,0 +1,127 @@
+"""Predicted against measured times of collectives and kernels, by hardware, fitted and held-out rows apart.
+
+The measurements are the tables in `tests/cost_models/data/`. Whole training steps are not scored yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from cost_models import CollectiveKind, Operation, OpKind, Price, cluster_cost_model, load_gpu
+from cost_models.models.roofline import Roofline
+
+DATA = Path(__file__).resolve().parents[1] / "tests" / "cost_models" / "data"
+DIRECTIONS = {"fwd": "fwd", "bwd": "bwd", "bwd_dgrad": "dgrad", "bwd_wgrad": "wgrad"}
+BACKWARD_MATMULS = 2.5
+"""FLOPs of a flash attention backward over its forward: five matrix products instead of two."""
+
+Row = dict[str, str]
+Group = tuple[str, str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the same: it takes a second")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    options = parser.parse_args()
+    errors: dict[Group, list[tuple[float, bool]]] = defaultdict(list)
+    for group, measured_s, price in [*collectives(), *kernels()]:
+        inside = price.low_s <= measured_s <= price.high_s
+        errors[group].append((price.seconds / measured_s - 1, inside))
+    scores = [score(group, found) for group, found in sorted(errors.items())]
+    if not options.json:
+        print(
+            f"{'hardware':16}{'what':16}{'rows':12}{'n':>4}{'median |e|':>12}{'worst |e|':>11}{'bias':>8}{'in band':>9}"
+        )
+        for row in scores:
+            print(
+                f"{row['hardware']:16}{row['what']:16}{row['rows']:12}{row['n']:4}{row['median_ape']:12.1%}"
+                f"{row['worst_ape']:11.1%}{row['bias']:8.1%}{row['band_coverage']:9.0%}"
+            )
+    print(json.dumps({"benchmark": "accuracy", "groups": scores}))
+
+
+def collectives() -> Iterator[tuple[Group, float, Price]]:
+    """Yield (group, measured seconds, price) of every measured collective and transfer."""
+    for row in rows("collectives.csv"):
+        model = cluster_cost_model(row["cluster"])
+        n, nodes, size = int(row["n_gpus"]), int(row["n_nodes"]), int(row["bytes"])
+        per_node = n // nodes
+        ranks = [node * model.cluster.gpus_per_node + i for node in range(nodes) for i in range(per_node)]
+        if row["op"] == "transfer":
+            price = model.transfer(size_bytes=size, source_rank=ranks[0], target_rank=ranks[-1])
+        else:
+            price = model.collective(CollectiveKind(row["op"]), size_bytes=size, ranks=ranks)
+        used = "fitted" if row["used_in_fit"] == "yes" else "held out"
+        yield (row["cluster"], row["op"], used), float(row["time_us"]) * 1e-6, price
+
+
+def kernels() -> Iterator[tuple[Group, float, Price]]:
+    """Yield (group, measured seconds, price) of every measured kernel."""
+    for row in rows("kernels.csv"):
+        gpu = load_gpu("a100-sxm-80gb" if row["gpu"].startswith("A100") else row["gpu"])
+        operation = matmul(row) if row["op"] == "gemm" else attention(row)
+        yield (
+            (gpu.name, row["op"], "calibration"),
+            float(row["time_us"]) * 1e-6,
+            Roofline(gpu).operation(operation),
+        )
+
+
+def matmul(row: Row) -> Operation:
+    m, n, k = (int(row[name]) for name in "mnk")
+    return Operation(
+        kind=OpKind.MATMUL,
+        name="gemm",
+        shape=(1, m, n, k),
+        dtype=row["dtype"],
+        flops=2 * m * n * k,
+        bytes=2 * (m * k + k * n + m * n),
+        direction=DIRECTIONS[row["pass"]],
+    )
+
+
+def attention(row: Row) -> Operation:
+    batch, heads, kv_heads = int(row["batch"]), int(row["heads"]), int(row["kv_heads"] or row["heads"])
+    seq, head_dim = int(row["seq"]), int(row["head_dim"])
+    forward_flops = 2 * batch * heads * seq * seq * head_dim
+    backward = row["pass"] != "fwd"
+    return Operation(
+        kind=OpKind.ATTENTION,
+        name="flash",
+        shape=(batch, heads, kv_heads, seq, seq, head_dim),
+        dtype=row["dtype"],
+        flops=round(forward_flops * BACKWARD_MATMULS) if backward else forward_flops,
+        bytes=4 * batch * (heads + kv_heads) * seq * head_dim,
+        causal=row["causal"].lower() in {"1", "true", "yes"},
+        direction=DIRECTIONS[row["pass"]],
+    )
+
+
+def rows(name: str) -> list[Row]:
+    with (DATA / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def score(group: Group, found: list[tuple[float, bool]]) -> dict[str, object]:
+    sizes = [abs(error) for error, _ in found]
+    return {
+        "hardware": group[0],
+        "what": group[1],
+        "rows": group[2],
+        "n": len(found),
+        "median_ape": statistics.median(sizes),
+        "worst_ape": max(sizes),
+        "bias": statistics.mean(error for error, _ in found),
+        "band_coverage": sum(inside for _, inside in found) / len(found),
+    }
+
+
+if __name__ == "__main__":
+    main()
