@@ -36,9 +36,7 @@ def main() -> None:
         errors[group].append((price.seconds / measured_s - 1, inside))
     scores = [score(group, found) for group, found in sorted(errors.items())]
     if not options.json:
-        print(
-            f"{'hardware':16}{'what':16}{'rows':12}{'n':>4}{'median |e|':>12}{'worst |e|':>11}{'bias':>8}{'in band':>9}"
-        )
+        print(f"{'hardware':16}{'what':16}{'rows':12}   n  median |e|  worst |e|    bias  in band")
         for row in scores:
             print(
                 f"{row['hardware']:16}{row['what']:16}{row['rows']:12}{row['n']:4}{row['median_ape']:12.1%}"

@@ -1,4 +1,4 @@
-"""Compile, price and simulate one training step over growing numbers of microbatches (Llama-3-8B, 64 H100)."""
+"""Compile, price and simulate one step of Llama-3-8B on 64 H100, over growing numbers of microbatches."""
 
 from __future__ import annotations
 

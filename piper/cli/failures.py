@@ -50,6 +50,14 @@ class ResultDoesNotFitError(DoesNotFitError):
         )
 
 
+class RunDiffersError(RunFailedError):
+    """A run that differs from one process, with `--verify`; the result is printed with the error."""
+
+    def __init__(self, message: str, *, result: dict[str, Any]) -> None:
+        self.result = result
+        super().__init__(message)
+
+
 def failure_of(error: Exception) -> Failure:
     """Describe any exception that ended a command."""
     if isinstance(error, click.ClickException):
@@ -76,7 +84,8 @@ def _of_input(error: InputError) -> Failure:
 def _of_run(error: RunFailedError) -> Failure:
     message, _, fix = str(error).partition("\nfix: ")
     shown = {"code": "run_failed", "where": "run", "field": "", "value": "", "rule": message, "fix": fix}
-    return Failure(exit_code=error.exit_code, message=message, fix=fix, json_object={"error": shown})
+    result = error.result if isinstance(error, RunDiffersError) else {}
+    return Failure(exit_code=error.exit_code, message=message, fix=fix, json_object=result | {"error": shown})
 
 
 def _of_bug(error: Exception) -> Failure:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cost_models.errors import require_positive, require_positive_int
+from cost_models.errors import InputError, require_positive, require_positive_int
 
 Function = Callable[..., Any]
 
@@ -29,6 +29,28 @@ class PositiveInt(click.ParamType[int]):
             number,
             where="command line",
             field=_name_of(param),
+            fix=f"write a whole number such as {self.example}",
+        )
+
+
+class WholeNumber(click.ParamType[int]):
+    """A whole number >= 0."""
+
+    name = "n"
+
+    def __init__(self, example: int) -> None:
+        self.example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read digits."""
+        text = str(value)
+        if text.isascii() and text.isdigit():
+            return int(text)
+        raise InputError(
+            where="command line",
+            field=_name_of(param),
+            value=text,
+            rule="must be a whole number >= 0",
             fix=f"write a whole number such as {self.example}",
         )
 

@@ -26,7 +26,7 @@ def describe_torch() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda_build": torch.version.cuda,
         "devices": [_device(index) for index in range(torch.cuda.device_count())] if cuda else [],
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and nccl else None,
+        "nccl": _nccl_version() if cuda and nccl else None,
         "gloo": torch.distributed.is_available() and torch.distributed.is_gloo_available(),
         "threads": torch.get_num_threads(),
     }
@@ -64,6 +64,13 @@ def _member(store: str, rank: int) -> None:
     distributed.all_reduce(value)
     sys.stdout.write(f"{value.item()}\n")
     distributed.destroy_process_group()
+
+
+def _nccl_version() -> str:
+    from torch.cuda import nccl
+
+    version: Any = nccl.version  # type: ignore[attr-defined]
+    return ".".join(map(str, version()))
 
 
 def _device(index: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from cost_models import units
 from piper.report import quantities, summary
 from piper.report.page_data import timeline_data
 from piper.report.result import Result
+from piper.report.training import verdict_lines
 
 _PART_NAMES = {
     "compute": "compute",
@@ -75,6 +76,8 @@ def _card(result: Result) -> dict[str, Any]:
         "name": result.name,
         "figures": figures,
         "full": full,
+        "trained": "steps" in figures,
+        "verdict": verdict_lines(figures) if "steps" in figures else [],
         "step_time_s": result.step_time_s,
         "source": result.timeline.source,
         "parts": _parts(figures) if full else [],
