@@ -1,1 +1,191 @@
-"""Schedules by name."""
+"""Schedules by name: the order in which each pipeline rank runs forward and backward passes.
+
+To add a schedule: write `piper/schedules/<name>.py` with a function
+
+    rows(*, num_pipeline_ranks, num_microbatches, virtual_stages_per_rank, costs, memory_cap)
+
+that returns, per pipeline rank, a list of slots; a slot is a code such as "2F0" (stage, F | B | BI | BW,
+microbatch), or a list of codes that overlap. Transfers follow from the codes. A count that the schedule
+has no rows for raises ValueError. `rows.stage_of_rank = "v"` says that stages run down and up the ranks
+(default "loop": rank r holds r, r + p, ...). Add one line to `SCHEDULES`; the contract tests run over every
+line: each microbatch F and B once per stage, on the right rank, and the rows can run.
+
+A user's schedule needs no line: `schedule=my.py:function`, or `register`. Other files of this folder:
+`rows` (typed rows and what makes them legal), `costs`, `limits`, `user_file`, `preview` and `gantt` (a
+schedule drawn without a model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from cost_models.errors import nearest, require_positive_int
+from piper.errors import StrategyError
+from piper.schedules import gpipe, one_f_one_b
+from piper.schedules.costs import Costs, parse_costs
+from piper.schedules.rows import Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
+from piper.schedules.user_file import is_user_function, load_user_function
+
+ScheduleFunction = Callable[..., Any]
+"""A function in the form above."""
+
+SCHEDULES: dict[str, ModuleType] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+}
+
+PLANNED = (
+    "interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "v_half",
+    "v_min", "dualpipe", "dualpipe_v",
+)  # fmt: skip
+"""Names that mean a schedule, but that this version has no rows for."""
+
+_REGISTERED: dict[str, ScheduleFunction] = {}
+
+
+def register(name: str, function: ScheduleFunction) -> None:
+    """Make `schedule=name` mean `function` in this process.
+
+    Raises: StrategyError if the name is taken, or `function` cannot be called.
+    """
+    taken = name in SCHEDULES or name in PLANNED or _REGISTERED.get(name, function) is not function
+    if taken or not name or not callable(function):
+        raise StrategyError(
+            where="register_schedule",
+            field="name" if callable(function) else "function",
+            value=name if callable(function) else repr(function),
+            rule="is taken" if taken else "must be a new name and a function",
+            fix="give a name of your own and a function that returns rows",
+        )
+    _REGISTERED[name] = function
+
+
+def find_schedule(name: str, *, where: str = "strategy") -> ScheduleFunction:
+    """Return the function of a schedule: a name, or `my.py:function`.
+
+    Raises: StrategyError for an unknown name (did you mean), and for one that this version lacks.
+    """
+    if is_user_function(name):
+        return load_user_function(name, where=where)
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name.lower() in SCHEDULES:
+        found: ScheduleFunction = SCHEDULES[name.lower()].rows
+        return found
+    available = ", ".join([*SCHEDULES, *_REGISTERED])
+    if name.lower() in PLANNED or name.lower().endswith(".csv"):
+        fix = f"use one of {available}, or my.py:function"
+        rule = "is not available in this version"
+        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix)
+    fix = nearest(name, [*SCHEDULES, *_REGISTERED, *PLANNED])
+    raise StrategyError(where=where, field="schedule", value=name, rule="is not known", fix=fix)
+
+
+def schedule_rows(
+    name: str,
+    *,
+    num_pipeline_ranks: int,
+    num_microbatches: int,
+    virtual_stages_per_rank: int = 1,
+    costs: Costs | None = None,
+    memory_cap: Fraction | None = None,
+    where: str = "strategy",
+) -> Rows:
+    """Return the checked rows of a schedule.
+
+    Args:
+        name: as `find_schedule` takes it.
+        num_pipeline_ranks, num_microbatches, virtual_stages_per_rank: all >= 1.
+        costs: of the passes, for schedules that weigh them (default: F = BI = BW = 1).
+        memory_cap: most microbatches in flight on a rank, or None.
+        where: what the user gave, for errors.
+
+    Raises: StrategyError for unknown names, counts that the schedule refuses, and rows that cannot run.
+    """
+    for field, value in (
+        ("num_pipeline_ranks", num_pipeline_ranks),
+        ("num_microbatches", num_microbatches),
+        ("virtual_stages_per_rank", virtual_stages_per_rank),
+    ):
+        fix = "give a whole number >= 1"
+        require_positive_int(value, where=where, field=field, fix=fix, error=StrategyError)
+    function = find_schedule(name, where=where)
+    counts = (num_pipeline_ranks, num_microbatches, virtual_stages_per_rank)
+    exact = tuple((parse_costs() if costs is None else costs).items())
+    try:
+        return _checked_rows(function, counts, costs=exact, memory_cap=memory_cap, where=where)
+    except StrategyError:
+        raise
+    except ValueError as error:
+        fix = "change the number of stages, microbatches or the memory cap, or take another schedule"
+        rule = f"cannot be used: {error}"
+        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
+    except Exception as error:
+        if not is_user_function(name) and name not in _REGISTERED:
+            raise
+        rule = f"fails: {type(error).__name__}: {error}"
+        fix = "make the function return rows for these counts, or raise ValueError"
+        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
+
+
+def stages_of(
+    name: str, *, num_pipeline_ranks: int, virtual_stages_per_rank: int = 1, where: str = "strategy"
+) -> tuple[tuple[int, ...], ...]:
+    """Return the stages that the schedule puts on each pipeline rank.
+
+    Raises: StrategyError for an unknown name.
+    """
+    layout = layout_of(find_schedule(name, where=where))
+    return stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout)
+
+
+def layout_of(function: ScheduleFunction) -> str:
+    """Return "loop" or "v": how the schedule lays stages on ranks."""
+    layout: str = getattr(function, "stage_of_rank", "loop")
+    return layout
+
+
+@lru_cache(maxsize=64)
+def _checked_rows(
+    function: ScheduleFunction,
+    counts: tuple[int, int, int],
+    *,
+    costs: tuple[tuple[str, Fraction], ...],
+    memory_cap: Fraction | None,
+    where: str,
+) -> Rows:
+    """Call a schedule and check what it returns; a search asks for the same rows again and again."""
+    num_pipeline_ranks, num_microbatches, virtual_stages_per_rank = counts
+    raw = function(
+        num_pipeline_ranks=num_pipeline_ranks,
+        num_microbatches=num_microbatches,
+        virtual_stages_per_rank=virtual_stages_per_rank,
+        costs=dict(costs),
+        memory_cap=memory_cap,
+    )
+    rows = parse_rows(raw, where=f"{where}: schedule")
+    stages = stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout_of(function))
+    validate_rows(rows, stages=stages, num_microbatches=num_microbatches, where=f"{where}: schedule")
+    return rows
+
+
+__all__ = [
+    "PLANNED",
+    "SCHEDULES",
+    "Costs",
+    "Rows",
+    "ScheduleFunction",
+    "Slot",
+    "find_schedule",
+    "layout_of",
+    "parse_costs",
+    "register",
+    "schedule_rows",
+    "show_rows",
+    "stages_of",
+    "validate_rows",
+]

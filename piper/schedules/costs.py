@@ -1,0 +1,61 @@
+"""Costs of passes for a schedule without a model: any one unit, kept exact as fractions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from cost_models.errors import nearest
+from piper.errors import StrategyError
+
+Costs = Mapping[str, Fraction]
+"""By name: F, BI, BW, B (= BI + BW), FB (a slot in which an F and a B overlap), comm."""
+
+_FIX = "write for example F=1,BI=1,BW=1,comm=0"
+_NAMES = ("F", "BI", "BW", "FB", "comm")
+
+
+def parse_costs(text: str = "", *, where: str = "--costs") -> Costs:
+    """Read `F=1,BI=1,BW=1,FB=F+BI+BW,comm=0`; what is left out has these values.
+
+    Numbers are whole, decimal ("0.1") or fractions ("1/3"), all exact. `comm` is the latency of every edge
+    between ranks; it does not occupy the compute stream.
+    Raises: StrategyError for an unknown or repeated name, and for what is no number > 0 (comm: >= 0).
+    """
+    found: dict[str, Fraction] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in _NAMES:
+            raise StrategyError(
+                where=where, field="cost", value=name, rule="is not known", fix=nearest(name, _NAMES)
+            )
+        if not equals or name in found:
+            rule = "is given twice" if name in found else "has no value"
+            raise StrategyError(where=where, field="cost", value=name, rule=rule, fix=_FIX)
+        found[name] = _number(name, value, found, where=where)
+    costs = {"F": Fraction(1), "BI": Fraction(1), "BW": Fraction(1), "comm": Fraction(0)} | found
+    costs["B"] = costs["BI"] + costs["BW"]
+    costs.setdefault("FB", costs["F"] + costs["B"])
+    return costs
+
+
+def _number(name: str, text: str, known: Mapping[str, Fraction], *, where: str) -> Fraction:
+    """Return a number; FB may also be a sum of names and numbers."""
+    try:
+        terms = text.split("+") if name == "FB" else [text]
+        value = sum((_term(term.strip(), known) for term in terms), Fraction(0))
+    except (ValueError, ZeroDivisionError) as error:
+        rule = "must be a number"
+        raise StrategyError(where=where, field=name, value=text, rule=rule, fix=_FIX) from error
+    if value < 0 or (value == 0 and name != "comm"):
+        rule = "must be >= 0" if name == "comm" else "must be > 0"
+        raise StrategyError(where=where, field=name, value=text, rule=rule, fix=_FIX)
+    return value
+
+
+def _term(text: str, known: Mapping[str, Fraction]) -> Fraction:
+    if text in {"F", "BI", "BW"}:
+        return known.get(text, Fraction(1))
+    if text == "B":
+        return known.get("BI", Fraction(1)) + known.get("BW", Fraction(1))
+    return Fraction(text)
