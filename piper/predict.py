@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import nearest, require_positive, require_positive_int
 from cost_models.ops import DTYPE_BYTES
@@ -111,7 +111,9 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     source = find_model(job.model)
     cluster, cost_model = load_hardware(job.cluster, job.stack)
     defaults: dict[str, object] = {}
-    seq_len = _seq_len(job, source, defaults)
+    seq_len = seq_len_of(job, source)
+    if job.seq_len is None:
+        defaults["seq_len"] = seq_len
     resolved = resolve(
         job.strategy,
         gpus=job.gpus,
@@ -162,7 +164,7 @@ def compile_resolved(
     )
 
 
-def predict(job: Job, *, steps: int | Literal["auto"] = "auto", engine: str = "auto") -> Prediction:
+def predict(job: Job, *, steps: int | str = "auto", engine: str = "auto") -> Prediction:
     """Compile and simulate a job; `result` has every key of the contract."""
     compiled = compile_job(job)
     timeline, result = _simulate(compiled.plan, compiled.cost_model, steps=steps, engine=engine)
@@ -186,7 +188,7 @@ def predict_plan(
     *,
     cluster: str = "dgx-h100",
     stack: str = "piper",
-    steps: int | Literal["auto"] = "auto",
+    steps: int | str = "auto",
     engine: str = "auto",
 ) -> Prediction:
     """Simulate a plan that was compiled before."""
@@ -217,7 +219,7 @@ def require_cluster_holds(cluster: Cluster, gpus: int) -> None:
 
 
 def _simulate(
-    plan: Plan, cost_model: CostModel, *, steps: int | Literal["auto"], engine: str
+    plan: Plan, cost_model: CostModel, *, steps: int | str, engine: str
 ) -> tuple[Timeline, dict[str, Any]]:
     from simulator import build_workload, simulate, summarize
 
@@ -239,8 +241,8 @@ def _check_options(job: Job) -> None:
             require_positive_int(
                 value, where=option, field=name, fix=f"give a number such as {option} 8", error=JobError
             )
-    _check_choice("dtype", job.dtype, DTYPES, LATER_DTYPES)
-    _check_choice("optimizer", job.optimizer, OPTIMIZERS, LATER_OPTIMIZERS)
+    _check_choice("dtype", job.dtype, known=DTYPES, later=LATER_DTYPES)
+    _check_choice("optimizer", job.optimizer, known=OPTIMIZERS, later=LATER_OPTIMIZERS)
     if job.clip_grad_norm is not None:
         require_positive(
             job.clip_grad_norm, where="--clip-grad-norm", field="clip_grad_norm",
@@ -248,7 +250,7 @@ def _check_options(job: Job) -> None:
         )  # fmt: skip
 
 
-def _check_choice(name: str, value: str, known: tuple[str, ...], later: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, *, known: tuple[str, ...], later: tuple[str, ...]) -> None:
     if value in known:
         return
     raise JobError(
@@ -258,7 +260,8 @@ def _check_choice(name: str, value: str, known: tuple[str, ...], later: tuple[st
     )  # fmt: skip
 
 
-def _seq_len(job: Job, source: ModelSource, defaults: dict[str, object]) -> int:
+def seq_len_of(job: Job, source: ModelSource) -> int:
+    """Return the sequence length of a job; raises JobError where the model has no default."""
     if job.seq_len is not None:
         return job.seq_len
     if source.default_seq_len is None:
@@ -266,7 +269,7 @@ def _seq_len(job: Job, source: ModelSource, defaults: dict[str, object]) -> int:
             where="--seq-len", field="seq_len", value=None, rule="must be given for a model from a factory",
             fix="give the tokens per sequence, such as --seq-len 2048",
         )  # fmt: skip
-    defaults["seq_len"] = source.default_seq_len
+
     return source.default_seq_len
 
 

@@ -23,7 +23,9 @@ def matmul(name: str, rows: int, *, direction: str = "fwd") -> Operation:
     )
 
 
-def captured(*, layers: int = 4, micro_batch: int = 1, tied: bool = False, dtype: str = "bf16") -> CapturedModel:
+def captured(
+    *, layers: int = 4, micro_batch: int = 1, tied: bool = False, dtype: str = "bf16"
+) -> CapturedModel:
     """An embedding, `layers` equal layers of one [HIDDEN, HIDDEN] weight and bias, and a head with the loss."""
     rows = micro_batch * SEQ
     hidden = TensorSpec(shape=(micro_batch, SEQ, HIDDEN), dtype=dtype)
@@ -50,10 +52,15 @@ def captured(*, layers: int = 4, micro_batch: int = 1, tied: bool = False, dtype
         )
         return replace(base, **changes)
 
-    embed = segment("embed", 0, parameters=("embed.weight",), inputs=((-1, 0),), saved_bytes=0, inputs_saved=(True,))
+    embed = segment(
+        "embed", 0, parameters=("embed.weight",), inputs=((-1, 0),), saved_bytes=0, inputs_saved=(True,)
+    )
     middle = [
         segment(
-            f"layers.{i}", i + 1, tags=(("LAYER", i), ("PP", i + 1)), parameters=(f"layers.{i}.weight", f"layers.{i}.bias")
+            f"layers.{i}",
+            i + 1,
+            tags=(("LAYER", i), ("PP", i + 1)),
+            parameters=(f"layers.{i}.weight", f"layers.{i}.bias"),
         )
         for i in range(layers)
     ]

@@ -1,1 +1,10 @@
-"""The search."""
+"""The search: the fastest strategies that fit, proven by bounds, with reasons for the others.
+
+space (legal, canonical) -> bounds (memory, time) -> simulations, best bound first -> ranking, reasons
+"""
+
+from piper.search.outcome import SearchResult
+from piper.search.search import SearchRequest, search_strategies
+from piper.search.space import DIMENSIONS
+
+__all__ = ["DIMENSIONS", "SearchRequest", "SearchResult", "search_strategies"]

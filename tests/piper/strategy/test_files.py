@@ -1,0 +1,192 @@
+"""Strategy files: ours, the reference's, and broken ones with file, line and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper.errors import StrategyError
+from piper.strategy import load_strategy, write_directives
+from simulator.plan.check import check_plan
+from tests.jobs import compiled
+
+OURS: list[dict[str, Any]] = [
+    {"op": "mesh", "axes": {"pp": 2, "dp": 2}},
+    {"op": "place", "filter": {"PP": 0}, "at": {"pp": 0}, "units": 2},
+    {"op": "place", "filter": {"PP": 1}, "at": {"pp": 1}, "units": 4},
+    {"op": "replicate", "filter": {"PP": "*"}, "shard_optimizer": True},
+    {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},
+    {"op": "recompute", "filter": {"LAYER": "0-1"}},
+    {"op": "order", "schedule": "gpipe"},
+]
+
+
+def written(tmp_path: Path, entries: object, name: str = "s.json") -> str:
+    path = tmp_path / name
+    path.write_text(entries if isinstance(entries, str) else json.dumps(entries, indent=1))
+    return str(path)
+
+
+def test_a_complete_file_says_everything_itself(tmp_path: Path) -> None:
+    plan = compiled(written(tmp_path, OURS), global_batch=8)
+    assert [sum(1 for s in plan.segments if s.stage == stage) for stage in (0, 1)] == [2, 4]
+    assert plan.schedule == "gpipe"
+    assert plan.training.micro_batch_sizes == (1, 1, 1, 1)
+    assert plan.device_plans[0].buckets[0].zero == 1
+    assert check_plan(plan) == []
+
+
+def test_the_order_of_directives_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    forward = compiled(written(tmp_path, OURS), global_batch=8)
+    backward = compiled(written(tmp_path, OURS[::-1], "r.json"), global_batch=8)
+    assert forward.device_plans[1].codes() == backward.device_plans[1].codes()
+
+
+def test_directives_survive_a_round_trip_through_the_plan(tmp_path: Path) -> None:
+    plan = compiled("pp=2,dp=2,zero=1,recompute=full", global_batch=8)
+    again = compiled(written(tmp_path, write_directives(plan.directives)), global_batch=8)
+    assert again.device_plans[0].codes() == plan.device_plans[0].codes()
+    assert again.directives == plan.directives
+
+
+def test_yaml_is_read_too(tmp_path: Path) -> None:
+    text = "- {op: mesh, axes: {pp: 2}}\n- {op: order, schedule: 1f1b}\n"
+    assert load_strategy(written(tmp_path, text, "s.yaml")).stated.pp == 2
+
+
+def test_a_reference_file_with_device_lists_loads(tmp_path: Path) -> None:
+    slots = [[{"PP": 0, "MB": m, "PASS": p}] for m in range(2) for p in ("F", "B")]
+    entries = [
+        {"op": "place", "filter": {"PP": 0}, "devices": [0, 2], "stream": "pp_stream"},
+        {"op": "place", "filter": {"PP": 1}, "devices": [1, 3]},
+        {"op": "replicate", "filter": {"PP": 0}, "devices": [0, 2], "reduce_stream": "dp"},
+        {"op": "replicate", "filter": {"PP": 1}, "devices": [1, 3], "reduce_stream": "dp"},
+        {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+        {"op": "order", "filters": slots},
+        {"op": "order", "filters": [[{"PP": 1, "MB": m, "PASS": p}] for m in range(2) for p in ("F", "B")]},
+    ]
+    plan = compiled(written(tmp_path, entries))
+    assert (plan.mesh.size("pp"), plan.mesh.size("dp")) == (2, 2)
+    computes = [code for code in plan.device_plans[0].codes() if code[1] in "FB"]
+    assert computes == ["0F0", "0B0", "0F1", "0B1"]
+    assert check_plan(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "fix"),
+    [
+        ({"op": "plase"}, "op", "did you mean 'place'"),
+        ({"op": "shard", "filter": {}}, "op", "available: mesh"),
+        ({"op": "mesh", "axes": {"pp": 0}}, "mesh.axes.pp", "such as 1"),
+        ({"op": "mesh", "axes": {"zz": 2}}, "mesh.axes", "known: tp"),
+        ({"op": "mesh", "axes": {"tp": 2}}, "mesh.axes.tp", "use tp = 1"),
+        ({"op": "mesh", "axes": []}, "mesh.axes", '"pp": 4'),
+        ({"op": "place", "filter": {"PP": "*"}, "at": {"pp": 0}}, "place.filter", '{"PP": 0}'),
+        ({"op": "place", "filter": {"PP": 0}}, "place.at", '"at"'),
+        ({"op": "place", "filter": {"PP": 0}, "at": {"dp": 0}}, "place.at", '"at"'),
+        (
+            {"op": "place", "filter": {"PP": 0}, "at": {"pp": 0}, "unit": 2},
+            "place.unit",
+            "did you mean 'units'",
+        ),
+        ({"op": "place", "at": {"pp": 0}}, "place.filter", '{"PP": 0}'),
+        ({"op": "place", "filter": {"PP": 0}, "devices": []}, "place.devices", "[0, 1]"),
+        (
+            {"op": "replicate", "filter": {}, "shard_optimizer": 1},
+            "replicate.shard_optimizer",
+            "true or false",
+        ),
+        ({"op": "replicate", "filter": {}, "shard_params": True}, "replicate.shard_params", "leave it out"),
+        ({"op": "replicate", "filter": {}, "axis": "tp"}, "replicate.axis", "dp"),
+        ({"op": "split", "filter": {}}, "split.num_microbatches", "8"),
+        ({"op": "split", "num_microbatches": "8"}, "split.num_microbatches", "number"),
+        ({"op": "split", "num_microbatches": 2, "microbatches": 2}, "split.microbatches", "keep"),
+        ({"op": "split", "filter": {"PP": 0}, "num_microbatches": 2}, "split.filter", "{}"),
+        ({"op": "recompute", "filter": {}, "mode": "selective"}, "recompute.mode", "full"),
+        ({"op": "recompute", "filter": {}, "mode": "all"}, "recompute.mode", "full"),
+        ({"op": "order"}, "order.schedule", "1f1b"),
+        ({"op": "order", "schedule": 3}, "order.schedule", "piper schedules"),
+        ({"op": "order", "filters": [[]]}, "order.filters", "PASS"),
+        ("text", "op", "op"),
+    ],
+)
+def test_a_bad_directive_names_line_field_and_fix(
+    tmp_path: Path, change: object, field: str, fix: str
+) -> None:
+    path = written(tmp_path, [OURS[0], change])
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(path)
+    assert caught.value.field == field
+    assert fix in caught.value.fix
+    assert caught.value.where.startswith(path + ":")
+    assert int(caught.value.where.rpartition(":")[2]) > 1
+
+
+def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
+    path = written(tmp_path, '[\n {"op": "mesh",,}\n]')
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(path)
+    assert caught.value.where == f"{path}:2:16"
+
+
+def test_broken_yaml_names_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "- {op: mesh\n- x", "s.yaml")
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(path)
+    assert f"{path}:2" in caught.value.where
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", ""])
+def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(StrategyError):
+        load_strategy(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(StrategyError, match="does not exist") as caught:
+        load_strategy("nowhere.json")
+    assert caught.value.value == "nowhere.json"
+
+
+def test_two_meshes_conflict(tmp_path: Path) -> None:
+    path = written(tmp_path, [OURS[0], {"op": "mesh", "axes": {"pp": 4}}])
+    with pytest.raises(StrategyError, match="conflicts with the one at"):
+        load_strategy(path)
+
+
+def test_a_stage_on_replicas_must_be_replicated(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match="no replicate claims it"):
+        compiled(written(tmp_path, [d for d in OURS if d["op"] != "replicate"]), global_batch=8)
+
+
+def test_a_stage_claimed_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match="claims stage 0"):
+        compiled(written(tmp_path, [*OURS, {"op": "replicate", "filter": {"PP": 0}}]), global_batch=8)
+
+
+def test_unit_counts_must_add_up(tmp_path: Path) -> None:
+    entries = [dict(d, units=2) if d["op"] == "place" else d for d in OURS]
+    with pytest.raises(StrategyError, match="add up to the model's 6 units"):
+        compiled(written(tmp_path, entries), global_batch=8)
+
+
+def test_an_unknown_tag_lists_those_of_the_model(tmp_path: Path) -> None:
+    entries = [*OURS[:-2], {"op": "recompute", "filter": {"LAYR": "*"}}, OURS[-1]]
+    with pytest.raises(StrategyError) as caught:
+        compiled(written(tmp_path, entries), global_batch=8)
+    assert "LAYER" in caught.value.fix
+
+
+def test_an_order_row_that_forgets_a_task_is_refused(tmp_path: Path) -> None:
+    rows = [{"op": "order", "filters": [[{"PP": r, "MB": 0, "PASS": "F"}]]} for r in range(2)]
+    with pytest.raises(StrategyError, match="is missing from the order"):
+        compiled(written(tmp_path, [*OURS[:-1], *rows]), global_batch=8)
+
+
+def test_an_order_row_that_names_another_ranks_stage_is_refused(tmp_path: Path) -> None:
+    row = {"op": "order", "filters": [[{"PP": r, "MB": 0, "PASS": "F"}] for r in range(2)]}
+    with pytest.raises(StrategyError, match="crosses device placement"):
+        compiled(written(tmp_path, [*OURS[:-1], row]), global_batch=8)
