@@ -35,8 +35,8 @@ def compare(model: str, strategies: tuple[str, ...], as_json: bool, **job: Any) 
         raise InputError(
             where="command line",
             field="--strategy",
-            value="",
-            rule="is missing",
+            value="(nothing)",
+            rule="must be given",
             fix="give it once per strategy: --strategy dp=8 --strategy pp=2,dp=4",
         )
     found = []

@@ -153,8 +153,8 @@ def _missing(error: Any, command: str) -> InputError:
     return InputError(
         where="command line",
         field=name,
-        value="",
-        rule="is missing",
+        value="(nothing)",
+        rule="must be given",
         fix=f"give it; `{command} --help` shows examples",
     )
 

@@ -89,8 +89,8 @@ def _world_size(local: int | None, given: dict[str, Any]) -> int:
         raise JobError(
             where="command line",
             field="--local",
-            value="",
-            rule="is missing",
+            value="(nothing)",
+            rule="must be given",
             fix="give --local N to start N CPU processes, or start every rank with torchrun",
         )
     size = local if local is not None else int(os.environ.get("WORLD_SIZE", "1"))

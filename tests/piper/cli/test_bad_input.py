@@ -49,7 +49,7 @@ USAGE = {
         "option = --gpsu is not an option of `piper simulate`",
         "'--gpus'",
     ),
-    "missing argument": (["simulate"], "MODEL|PLAN =  is missing", "piper simulate --help"),
+    "missing argument": (["simulate"], "MODEL|PLAN = (nothing) must be given", "piper simulate --help"),
     "missing value": (["simulate", "x", "--gpus"], "--gpus", "piper simulate --help"),
     "one argument too many": (["simulate", "x", "y"], "unexpected extra argument", "piper simulate --help"),
     "unknown dtype": (["simulate", "tiny-llama", "--dtype", "bf61"], "dtype = bf61 is not known", "'bf16'"),
@@ -58,7 +58,11 @@ USAGE = {
         "--engine = fast1 is not one of",
         "known: auto",
     ),
-    "no strategy to compare": (["compare", "tiny-llama"], "--strategy =  is missing", "--strategy dp=8"),
+    "no strategy to compare": (
+        ["compare", "tiny-llama"],
+        "--strategy = (nothing) must be given",
+        "--strategy dp=8",
+    ),
     "result that is missing": (["report", "nowhere"], "RESULT = nowhere", "--out wrote"),
 }
 
