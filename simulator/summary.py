@@ -68,6 +68,7 @@ def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, A
     step_s = timeline.step_time_ns / 1e9
     flops = training.tokens_per_step * model_flops_per_token(plan.model, seq_len=training.seq_len)
     available_flops = step_s * ranks * _peak_flops_per_s(plan, cost_model)
+    recomputed = _flops(plan, recompute_only=True)
     return {
         "step_time_s": step_s,
         "makespan_s": timeline.makespan_ns / 1e9,
@@ -75,14 +76,17 @@ def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, A
         "tokens_per_s_per_gpu": _ratio(training.tokens_per_step, step_s * ranks),
         "model_flops_per_step": flops,
         "tflops_per_gpu": _ratio(flops, step_s * ranks) / 1e12,
-        "mfu": _ratio(flops, available_flops),
-        "hfu": _ratio(flops + _flops(plan, recompute_only=True), available_flops),
+        "mfu": _ratio(flops, available_flops) if cost_model.peak_flops_per_s else None,
+        "hfu": _ratio(flops + recomputed, available_flops) if cost_model.peak_flops_per_s else None,
         "mfu_convention": MFU_CONVENTION,
     }
 
 
 def _peak_flops_per_s(plan: Plan, cost_model: CostModel) -> float:
+    """Return the peak of the compute dtype; 0 for a cost model without hardware, which has no MFU."""
     peaks, dtype = cost_model.peak_flops_per_s, plan.training.dtype
+    if not peaks:
+        return 0.0
     if dtype not in peaks:
         raise CostModelError(
             where=cost_model.name,
@@ -174,7 +178,7 @@ def _warnings(result: dict[str, Any]) -> list[str]:
             f"does not fit: {needed / 2**30:.1f} GiB reserved with the driver context, "
             f"{have / 2**30:.1f} GiB usable per device"
         )
-    if result["mfu"] > 1:
+    if result["mfu"] is not None and result["mfu"] > 1:
         found.append(
             "MFU above 1: the palm convention counts the whole score matrix, causal attention computes half"
         )
@@ -198,7 +202,7 @@ def _require_sound(plan: Plan, result: dict[str, Any], *, executed_flops: int, c
     check_invariant(abs(parts - step_s) <= 1e-9 * step_s, f"breakdown {parts} s of a step of {step_s} s")
     available_flops = step_s * plan.num_ranks * _peak_flops_per_s(plan, cost_model)
     explained = 0 < executed_flops <= available_flops
-    check_invariant(result["mfu"] <= 1 or explained, f"MFU = {result['mfu']} > 1")
+    check_invariant(result["mfu"] is None or result["mfu"] <= 1 or explained, f"MFU = {result['mfu']} > 1")
     band = result["error_band"]
     inside = band["step_time_low_s"] <= step_s <= band["step_time_high_s"]
     check_invariant(inside, f"step time {step_s} s outside its band {band}")

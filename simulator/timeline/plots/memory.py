@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.plan import MemoryClass
-from simulator.timeline.plots.picture import INK, MUTED, RULE, bare, picture, time_unit
+from simulator.timeline.plots.picture import (
+    INK,
+    MUTED,
+    RULE,
+    Margins,
+    bare,
+    picture,
+    set_margins,
+    time_unit,
+    write_legend,
+    write_title,
+)
 from simulator.timeline.timeline import RankTrack, Timeline
 
 if TYPE_CHECKING:
@@ -31,6 +42,12 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 NEAR_LIMIT = 0.5
 GRIDS = ((1, 1), (2, 4), (4, 16), (8, 1 << 30))
 DENSE_COLUMNS = 8
+WIDTH_IN = 14.0
+TEXT_IN = 0.12
+MARGINS = Margins(left_in=0.75, right_in=0.2, top_in=0.75, bottom_in=0.8)
+GAP_IN = (0.18, 0.34)
+LIMIT = "#b42318"
+DASHED = (0, (4, 2))
 
 
 def plot_memory(
@@ -45,19 +62,24 @@ def plot_memory(
     rows = math.ceil(len(tracks) / columns)
     peak = max(int(track.memory_bytes.sum(axis=1).max()) for track in tracks)
     size, unit = next((size, unit) for size, unit in UNITS if peak >= size or size == 1)
-    panel_in = (max(14.0 / columns, 1.9), float(np.interp(columns, [1, 4, 8], [2.6, 2.1, 1.35])))
-    with picture(path, width_in=columns * panel_in[0], height_in=rows * panel_in[1] + 1.2) as figure:
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
+    panel_in = float(np.interp(columns, [1, 4, 8], [2.6, 1.9, 1.2]))
+    height_in = MARGINS.top_in + MARGINS.bottom_in + rows * panel_in + (rows - 1) * GAP_IN[1]
+    with picture(path, width_in=WIDTH_IN, height_in=height_in) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+        set_margins(figure, MARGINS, gap_in=GAP_IN)
         limit = (
             device_memory_bytes if device_memory_bytes and peak > NEAR_LIMIT * device_memory_bytes else None
         )
-        for axes, track in zip(grid, tracks, strict=False):
-            _panel(axes, track, timeline.window_ns, size=size, dense=columns >= DENSE_COLUMNS)
+        for axes in grid:
+            axes.set_ylim(0, max(peak, limit or 0, 1) / size * 1.08)
+        for number, (axes, track) in enumerate(zip(grid, tracks, strict=False)):
+            _panel(axes, track, timeline.window_ns, scale=(size, unit), dense=columns >= DENSE_COLUMNS)
+            edge = number % columns == 0
+            axes.tick_params(left=edge, labelleft=edge, labelbottom=number + columns >= len(tracks))
             if limit is not None:
-                axes.axhline(limit / size, color="#b42318", linewidth=1.0, linestyle=(0, (4, 2)))
+                axes.axhline(limit / size, color=LIMIT, linewidth=1.0, linestyle=DASHED)
         for axes in grid[len(tracks) :]:
             axes.set_visible(False)
-        grid[0].set_ylim(0, max(peak, limit or 0, 1) / size * 1.08)
         _decorate(figure, timeline, title=title, unit=unit, limit=limit)
     return Path(path)
 
@@ -66,25 +88,28 @@ def _columns(num_tracks: int) -> int:
     return next(columns for columns, most in GRIDS if num_tracks <= most)
 
 
-def _panel(axes: Axes, track: RankTrack, window: tuple[int, int], *, size: int, dense: bool) -> None:
+def _panel(
+    axes: Axes, track: RankTrack, window: tuple[int, int], *, scale: tuple[int, str], dense: bool
+) -> None:
+    size, unit = scale
     times, stacked = _window_curve(track, window)
-    unit_ns, _ = time_unit(window[1] - window[0])
+    unit_ns, time_name = time_unit(window[1] - window[0])
     x = (times - window[0]) / unit_ns
+    axes.set_xlim(0, max(x[-1], 1e-9))
+    axes.set_autoscale_on(False)
     lower = np.zeros(len(times))
-    for kind in MemoryClass:
+    for kind in np.flatnonzero(stacked.any(axis=0)).tolist():
         upper = lower + stacked[:, kind] / size
-        axes.fill_between(x, lower, upper, step="post", color=COLOURS[kind], linewidth=0)
+        axes.fill_between(x, lower, upper, step="post", color=COLOURS[MemoryClass(kind)], linewidth=0)
         lower = upper
     at = int(np.argmax(stacked.sum(axis=1)))
     axes.plot(
         x[at], lower[at], marker="o", markersize=3 if dense else 4.5, color=INK, clip_on=False, zorder=5
     )
-    peak = f"{lower[at]:.3g}"
-    name = f"rank {track.rank}"
     stages = "stage " + ", ".join(map(str, track.stages))
-    shown = f"{name}: {peak}" if dense else f"{name}   {stages}   peak {peak} at {x[at]:.3g}"
-    axes.set_title(shown, fontsize=7 if dense else 9, loc="left", color=INK, pad=3)
-    axes.set_xlim(0, max(x[-1], 1e-9))
+    text = f"rank {track.rank}   {stages}   peak {lower[at]:.3g} {unit} at {x[at]:.3g} {time_name}"
+    short = f"rank {track.rank}: {lower[at]:.3g} {unit}"
+    axes.set_title(short if dense else text, fontsize=7 if dense else 8.5, loc="left", color=INK, pad=4)
     axes.grid(axis="y", color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=6 if dense else 8, length=2)
@@ -114,14 +139,11 @@ def _decorate(figure: Figure, timeline: Timeline, *, title: str | None, unit: st
     handles.append(Line2D([], [], marker="o", linestyle="", markersize=4, color=INK, label="peak"))
     if limit is not None:
         label = f"usable {limit / GIB:.3g} GiB"
-        handles.append(Line2D([], [], color="#b42318", linestyle=(0, (4, 2)), linewidth=1.0, label=label))
+        handles.append(Line2D([], [], color=LIMIT, linestyle=DASHED, linewidth=1.0, label=label))
     _, time_name = time_unit(timeline.step_time_ns)
-    figure.suptitle(
-        title or f"Allocated memory, {timeline.source}", fontsize=12, x=0.01, ha="left", fontweight="bold"
-    )
-    figure.supxlabel(f"time in the step ({time_name})", fontsize=9, color=MUTED)
-    figure.supylabel(f"allocated ({unit})", fontsize=9, color=MUTED)
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8, frameon=False,
-        handlelength=1.2, handleheight=0.9, columnspacing=1.4,
-    )  # fmt: skip
+    width, height = figure.get_size_inches().tolist()
+    write_title(figure, title or f"Allocated memory, {timeline.source}", left_in=TEXT_IN)
+    figure.text(0.5, 0.32 / height, f"time in the step ({time_name})", ha="center", fontsize=9, color=MUTED)
+    where = (TEXT_IN / width, 0.5)
+    figure.text(*where, f"allocated ({unit})", rotation=90, va="center", fontsize=9, color=MUTED)
+    write_legend(figure, handles, left_in=TEXT_IN)

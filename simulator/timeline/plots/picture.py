@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import PlanError
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -34,6 +36,16 @@ STYLE: Any = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margins:
+    """Inches around the panels."""
+
+    left_in: float
+    right_in: float
+    top_in: float
+    bottom_in: float
+
+
 @contextmanager
 def picture(path: str | Path, *, width_in: float, height_in: float) -> Iterator[Figure]:
     """Give an empty figure, and write it to `path` (PNG or SVG by suffix) afterwards.
@@ -49,7 +61,7 @@ def picture(path: str | Path, *, width_in: float, height_in: float) -> Iterator[
     if suffix not in METADATA:
         raise _error(target, "must end in .png or .svg", fix=f"write {target.stem or 'plot'}.png")
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained", facecolor="white")
+        figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
         try:
@@ -57,6 +69,39 @@ def picture(path: str | Path, *, width_in: float, height_in: float) -> Iterator[
         except OSError as error:
             rule = f"cannot be written ({error.strerror})"
             raise _error(target, rule, fix="name a file in a folder that exists and is writable") from error
+
+
+def set_margins(figure: Figure, margins: Margins, *, gap_in: tuple[float, float] = (0.0, 0.0)) -> None:
+    """Place the panels inside `margins`; fixed, because a layout engine draws everything twice."""
+    width, height = figure.get_size_inches().tolist()
+    grid = figure.axes[0].get_gridspec() if figure.axes else None
+    rows, columns = (1, 1) if grid is None else (grid.nrows, grid.ncols)
+    panel_width = (width - margins.left_in - margins.right_in - (columns - 1) * gap_in[0]) / columns
+    panel_height = (height - margins.top_in - margins.bottom_in - (rows - 1) * gap_in[1]) / rows
+    figure.subplots_adjust(
+        left=margins.left_in / width,
+        right=1 - margins.right_in / width,
+        top=1 - margins.top_in / height,
+        bottom=margins.bottom_in / height,
+        wspace=gap_in[0] / panel_width,
+        hspace=gap_in[1] / panel_height,
+    )
+
+
+def write_title(figure: Figure, title: str, *, left_in: float) -> None:
+    """Write the title at the top left."""
+    width, height = figure.get_size_inches().tolist()
+    figure.text(left_in / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
+
+
+def write_legend(figure: Figure, handles: Sequence[Artist], *, left_in: float) -> None:
+    """Write one line of legend at the bottom left."""
+    width, height = figure.get_size_inches().tolist()
+    figure.legend(
+        handles=list(handles), loc="lower left", bbox_to_anchor=(left_in / width, 0.04 / height),
+        ncols=len(handles), fontsize=8, frameon=False, handlelength=1.2, handleheight=0.9,
+        columnspacing=1.4, borderaxespad=0.0, borderpad=0.2,
+    )  # fmt: skip
 
 
 def bare(axes: Axes, *, keep: tuple[str, ...] = ("bottom",)) -> None:

@@ -11,7 +11,17 @@ import numpy as np
 
 from simulator.plan import NONE, TaskKind, TaskName
 from simulator.timeline.gantt import format_duration
-from simulator.timeline.plots.picture import INK, MUTED, bare, picture, time_unit
+from simulator.timeline.plots.picture import (
+    INK,
+    MUTED,
+    Margins,
+    bare,
+    picture,
+    set_margins,
+    time_unit,
+    write_legend,
+    write_title,
+)
 from simulator.timeline.timeline import RankTrack, Timeline
 
 if TYPE_CHECKING:
@@ -54,10 +64,12 @@ NAMES = {
 }
 IDLE = "#f1f3f5"
 WIDTH_IN = 14.0
-AXES_WIDTH_IN = 12.6
+TEXT_IN = 0.12
+MARGINS = Margins(left_in=0.95, right_in=0.6, top_in=0.5, bottom_in=0.75)
+AXES_WIDTH_IN = WIDTH_IN - MARGINS.left_in - MARGINS.right_in
 COMPUTE_HEIGHT, STREAM_HEIGHT, RANK_GAP = 1.0, 0.24, 0.3
 NAMED_STREAMS = 8
-MANY_BARS = 600
+MANY_BARS = 150
 LIGHTEST = 0.45
 GLYPH_EM = 0.64
 PT_PER_IN = 72
@@ -66,9 +78,13 @@ PT_PER_IN = 72
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lane:
     track: RankTrack
-    stream: int
+    streams: tuple[int, ...]
     top: float
     height: float
+
+    @property
+    def is_compute(self) -> bool:
+        return self.streams == (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +112,10 @@ def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = N
     lanes = list(_lanes(timeline))
     bottom = lanes[-1].top + lanes[-1].height
     lane_in = _lane_in(len(timeline.tracks))
-    with picture(path, width_in=WIDTH_IN, height_in=bottom * lane_in + 1.2) as figure:
+    height_in = bottom * lane_in + MARGINS.top_in + MARGINS.bottom_in
+    with picture(path, width_in=WIDTH_IN, height_in=height_in) as figure:
         axes = figure.add_subplot()
+        set_margins(figure, MARGINS)
         axes.set_xlim(0, max(end - begin, 1) / unit_ns)
         axes.set_ylim(bottom + 0.1, -0.1)
         canvas = _Canvas(axes=axes, begin=begin, end=end, unit_ns=unit_ns, lane_in=lane_in)
@@ -114,26 +132,31 @@ def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = N
 
 def _lane_in(num_tracks: int) -> float:
     """Return the height of a compute lane in inches: generous for few ranks, readable for 64."""
-    return float(np.interp(num_tracks, [4, 16, 64], [0.5, 0.3, 0.17]))
+    return float(np.interp(num_tracks, [4, 8, 16, 64], [0.5, 0.4, 0.36, 0.17]))
 
 
 def _lanes(timeline: Timeline) -> Iterator[_Lane]:
-    """Yield lanes from the top: per rank its compute stream, then every other stream that is used."""
+    """Yield lanes from the top: per rank its compute stream, then the other streams that are used.
+
+    With many ranks the other streams share one lane.
+    """
+    many = len(timeline.tracks) > NAMED_STREAMS
     top = 0.0
     for track in timeline.tracks:
-        yield _Lane(track=track, stream=0, top=top, height=COMPUTE_HEIGHT)
+        yield _Lane(track=track, streams=(0,), top=top, height=COMPUTE_HEIGHT)
         top += COMPUTE_HEIGHT + 0.05
-        for stream in sorted(set(track.stream.tolist()) - {0}):
-            yield _Lane(track=track, stream=stream, top=top, height=STREAM_HEIGHT)
+        others = tuple(sorted(set(track.stream.tolist()) - {0}))
+        for streams in [others] if many else [(stream,) for stream in others]:
+            yield _Lane(track=track, streams=streams, top=top, height=STREAM_HEIGHT)
             top += STREAM_HEIGHT + 0.03
         top += RANK_GAP
 
 
 def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
-    """Draw the spans of one stream and return the kinds that occur."""
+    """Draw the spans of a lane and return the kinds that occur."""
     track = lane.track
     in_window = (track.end_ns > canvas.begin) & (track.start_ns < canvas.end)
-    chosen = np.flatnonzero((track.stream == lane.stream) & in_window)
+    chosen = np.flatnonzero(np.isin(track.stream, lane.streams) & in_window)
     names: dict[int, TaskName] = {}
     bars_by_colour: dict[str, list[tuple[float, float]]] = {}
     for span in chosen.tolist():
@@ -143,11 +166,11 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
         stop = min(int(track.end_ns[span]), canvas.end)
         bar = ((start - canvas.begin) / canvas.unit_ns, (stop - start) / canvas.unit_ns)
         bars_by_colour.setdefault(_colour(track, name), []).append(bar)
-        if lane.stream == 0 and name.microbatch != NONE:
+        if lane.is_compute and name.microbatch != NONE:
             _label_bar(canvas, lane, bar, text=str(name.microbatch))
     where = (lane.top, lane.height)
     canvas.axes.broken_barh([(0, canvas.width)], where, facecolor=IDLE, linewidth=0)
-    line = 0.4 if lane.stream == 0 and len(chosen) < MANY_BARS else 0.0
+    line = 0.4 if lane.is_compute and len(chosen) < MANY_BARS else 0.0
     for colour, bars in bars_by_colour.items():
         canvas.axes.broken_barh(bars, where, facecolor=colour, edgecolor="white", linewidth=line)
     return {name.kind for name in names.values()}
@@ -176,16 +199,16 @@ def _label_bar(canvas: _Canvas, lane: _Lane, bar: tuple[float, float], *, text: 
 def _label_lanes(canvas: _Canvas, lanes: list[_Lane]) -> None:
     """Name each rank at its compute lane; name the thin streams too where there is room."""
     axes = canvas.axes
-    main = [lane for lane in lanes if lane.stream == 0]
+    main = [lane for lane in lanes if lane.is_compute]
     size = min(9.0, 0.8 * canvas.lane_in * PT_PER_IN)
     axes.set_yticks([lane.top + lane.height / 2 for lane in main], [_rank_name(lane) for lane in main])
     axes.tick_params(axis="y", length=0, labelsize=size, labelcolor=INK)
     if len(main) > NAMED_STREAMS:
         return
     for lane in lanes:
-        if lane.stream:
+        if not lane.is_compute:
             axes.annotate(
-                lane.track.streams[lane.stream],
+                lane.track.streams[lane.streams[0]],
                 (1, lane.top + lane.height / 2),
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 0),
@@ -197,7 +220,7 @@ def _label_lanes(canvas: _Canvas, lanes: list[_Lane]) -> None:
 
 
 def _rank_name(lane: _Lane) -> str:
-    shared = f" x{lane.track.n_devices}" if lane.track.n_devices > 1 else ""
+    shared = f" (x{lane.track.n_devices})" if lane.track.n_devices > 1 else ""
     return f"rank {lane.track.rank}{shared}"
 
 
@@ -207,12 +230,9 @@ def _decorate(figure: Figure, shown: set[TaskKind], title: str) -> None:
     kinds = {NAMES[kind]: COLOURS[kind] for kind in TaskKind if kind in shown}
     handles = [Patch(facecolor=colour, label=name) for name, colour in kinds.items()]
     handles.append(Patch(facecolor=IDLE, edgecolor="#c9ced4", linewidth=0.5, label="idle"))
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=len(handles), fontsize=8, frameon=False,
-        handlelength=1.2, handleheight=0.9, columnspacing=1.4,
-    )  # fmt: skip
+    write_title(figure, title, left_in=TEXT_IN)
+    write_legend(figure, handles, left_in=TEXT_IN)
 
 
 def _default_title(timeline: Timeline) -> str:
-    return f"Step {timeline.num_steps - 1}, {timeline.source}: {format_duration(timeline.step_time_ns)}"
+    return f"One step, {timeline.source}: {format_duration(timeline.step_time_ns)}"
