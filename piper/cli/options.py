@@ -84,6 +84,31 @@ class Clipping(PositiveNumber):
         return 0.0 if value in ("none", 0.0) else super().convert(value, param, ctx)
 
 
+class KeyValue(click.ParamType[tuple[str, str]]):
+    """A `key=value` pair; which keys there are is judged by what they are for."""
+
+    name = "k=v"
+
+    def __init__(self, example: str, *, field: str = "value") -> None:
+        self.example = example
+        self.field = field
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Split at the first `=`."""
+        key, equals, text = (piece.strip() for piece in str(value).partition("="))
+        if not (key and equals and text):
+            raise InputError(
+                where="command line",
+                field=self.field if param is None else _name_of(param),
+                value=value,
+                rule="is not key=value",
+                fix=f"write for example {self.example}",
+            )
+        return key, text
+
+
 def _name_of(param: click.Parameter | None) -> str:
     return param.opts[0] if param is not None else "value"
 

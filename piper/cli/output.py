@@ -17,6 +17,8 @@ from piper.errors import JobError
 
 _PATIENCE_S = 2.0
 _PERIOD_S = 0.5
+_CLEAR = "\033[K"
+"""Clears to the end of the line."""
 
 
 def emit(result: Mapping[str, Any], *, as_json: bool, text: Callable[[], str]) -> None:
@@ -55,29 +57,33 @@ def prepared(path: str, *, option: str) -> Path:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[None]:
-    """Show `label` with the seconds so far when the block takes over two seconds and stderr is a terminal."""
+def progress(label: str) -> Iterator[Callable[[str], None]]:
+    """Show `label` with the seconds so far when the block takes over two seconds and stderr is a terminal.
+
+    Yields a function that changes what is shown after the label.
+    """
+    news = [""]
     if not sys.stderr.isatty():
-        yield
+        yield news.append
         return
     done = threading.Event()
-    thread = threading.Thread(target=_tick, args=(label, done), daemon=True)
+    thread = threading.Thread(target=_tick, args=(label, news, done), daemon=True)
     thread.start()
     try:
-        yield
+        yield news.append
     finally:
         done.set()
         thread.join()
 
 
-def _tick(label: str, done: threading.Event) -> None:
+def _tick(label: str, news: list[str], done: threading.Event) -> None:
     start = time.monotonic()
     if done.wait(_PATIENCE_S):
         return
     while True:
-        sys.stderr.write(f"\r{label} ... {time.monotonic() - start:.0f} s")
+        sys.stderr.write(f"\r{_CLEAR}{label} ... {time.monotonic() - start:.0f} s  {news[-1]}")
         sys.stderr.flush()
         if done.wait(_PERIOD_S):
             break
-    sys.stderr.write("\r\033[K")
+    sys.stderr.write(f"\r{_CLEAR}")
     sys.stderr.flush()

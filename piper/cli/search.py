@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
-from piper.cli.options import PositiveInt, PositiveNumber, job_options, json_option
+from piper.cli.options import KeyValue, PositiveInt, PositiveNumber, job_options, json_option
 from piper.cli.output import emit, progress
-
-if TYPE_CHECKING:
-    from piper.search import SearchResult
+from piper.errors import JobError
 
 
 @click.command()
 @click.argument("model", metavar="MODEL")
 @job_options
 @click.option("--top", type=PositiveInt(10), default=10, show_default=True, help="Strategies in the ranking.")
-@click.option("--time-limit", type=PositiveNumber("60"), metavar="S", help="Stop after so many seconds.")
 @click.option(
-    "--out", metavar="DIR", help="Write ranking.json and a strategy file for each entry of the ranking."
+    "--objective", metavar="time|memory|cost", default="time", show_default=True, help="What to minimise."
 )
+@click.option("--time-limit", type=PositiveNumber("60"), metavar="S", help="Stop after so many seconds.")
+@click.option("--max-candidates", type=PositiveInt(100), metavar="N", help="Simulate at most so many.")
+@click.option("--jobs", type=PositiveInt(2), default=1, show_default=True, help="Processes.")
+@click.option("--pin", type=KeyValue("pp=4"), multiple=True, help="Allow only this value (repeatable).")
+@click.option(
+    "--forbid", type=KeyValue("recompute=full"), multiple=True, help="Leave this value out (repeatable)."
+)
+@click.option(
+    "--why-not", metavar="k=v,k=v", default="", help="Say how the best strategy with these values loses."
+)
+@click.option("--out", metavar="DIR", help="Write ranking.json, and a strategy file for each entry.")
 @json_option
-def search(
-    *, model: str, top: int, time_limit: float | None, out: str | None, as_json: bool, **job: Any
-) -> None:
-    """Enumerate strategies, drop those that cannot fit, simulate the rest, and rank them.
+def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
+    """Enumerate strategies, drop those that cannot fit, simulate the promising ones, and rank them.
+
+    Ctrl-C keeps what was found and exits with 130.
 
     \b
     Examples:
       piper search llama3-8b --gpus 64 --global-batch 512 --seq-len 8192
-      piper search llama3-8b --gpus 8 --top 3 --json
-      piper search tiny-llama --gpus 4 --out out/search
+      piper search llama3-8b --gpus 8 --pin recompute=none --top 3 --json
+      piper search llama3-8b --gpus 64 --why-not pp=8 --out out/search
     """
+    from piper.report.ranking import describe_search
     from piper.search import SearchRequest, search_strategies
 
-    stated = {name: value for name, value in job.items() if value is not None}
-    request = SearchRequest(model=model, top=top, time_limit_s=time_limit, **stated)
-    with progress(f"searching {model}"):
-        found = search_strategies(request)
+    stated = {name: value for name, value in given.items() if value is not None}
+    stated["time_limit_s"] = stated.pop("time_limit", None)
+    stated["pin"] = dict(stated["pin"])
+    stated["why_not"] = _pairs(stated["why_not"])
+    if stated.get("clip_grad_norm") == 0:
+        stated["clip_grad_norm"] = None
+    with progress(f"searching {model}") as say:
+        found = search_strategies(SearchRequest(model=model, **stated), on_progress=say)
     if out is not None:
-        found.save(out)
-    emit(found.to_json(), as_json=as_json, text=lambda: _text(found, out))
+        found = _saved(found, out)
+    note = f"\n\nwrote {Path(out)}" if out else ""
+    emit(found.to_json(), as_json=as_json, text=lambda: describe_search(found.to_json()) + note)
+    if found.interrupted:
+        raise KeyboardInterrupt
 
 
-def _text(found: SearchResult, out: str | None) -> str:
-    from piper.report.ranking import describe_search
+def _pairs(text: str) -> dict[str, str]:
+    """Read `pp=8,zero=1`."""
+    option = KeyValue("pp=8", field="--why-not")
+    return dict(option.convert(part.strip(), None, None) for part in text.split(",") if part.strip())
 
-    return "\n".join([describe_search(found.to_json()), *([f"\nwrote {out}"] if out else [])])
+
+def _saved(found: Any, out: str) -> Any:
+    try:
+        return found.save(out)
+    except OSError as problem:
+        raise JobError(
+            where="command line",
+            field="--out",
+            value=out,
+            rule=f"cannot be written: {problem.strerror}",
+            fix="name a folder that you may write",
+        ) from None

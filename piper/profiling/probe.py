@@ -69,7 +69,7 @@ def _member(store: str, rank: int) -> None:
 def _nccl_version() -> str:
     from torch.cuda import nccl
 
-    version: Any = nccl.version  # type: ignore[attr-defined]
+    version: Any = nccl.version
     return ".".join(map(str, version()))
 
 

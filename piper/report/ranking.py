@@ -22,6 +22,8 @@ def describe_search(found: Mapping[str, Any]) -> str:
             [f"best        {best['strategy']['shorthand']}", *_bound(found)],
             _rejected(found),
         ]
+    if "why_not" in found:
+        parts.append(_why_not(found["why_not"]))
     parts.append([_counts(found)])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -44,9 +46,26 @@ def _rejected(found: Mapping[str, Any]) -> list[str]:
     return aligned(rows, left_columns=4)
 
 
+def _why_not(answer: Mapping[str, Any]) -> list[str]:
+    """Say how the best strategy with the values that were asked about loses."""
+    asked = ",".join(f"{name}={value}" for name, value in answer["asked"].items())
+    lines = [f"why not {asked}? {answer.get('strategy', '')} {answer['status']} {answer['reason']}".rstrip()]
+    if "slower_by_s" in answer:
+        lines.append(f"  slower by {format_duration(answer['slower_by_s'])}:")
+        causes = sorted(answer["by_cause_s"].items(), key=lambda item: -abs(item[1]))
+        lines += [f"    {name:<16}{1e3 * seconds:+.1f} ms" for name, seconds in causes if seconds]
+    elif "bound_s" in answer:
+        bound, winner = format_duration(answer["bound_s"]), format_duration(answer["winner_s"])
+        lines.append(f"  it takes at least {bound}, the best {winner}")
+    return lines
+
+
 def _counts(found: Mapping[str, Any]) -> str:
     wall = found["timings_s"]["wall"]
+    pruned = ", ".join(
+        f"{count} {reason.replace('_', ' ')}" for reason, count in found["pruned"].items() if count
+    )
     return (
-        f"{found['space_size']} strategies, {found['pruned']} pruned, {found['simulated']} simulated "
-        f"in {format_duration(wall)}; ended by {found['ended_by']}"
+        f"{found['space_size']} strategies: {found['simulated']} simulated, not needed: {pruned or 'none'}; "
+        f"{format_duration(wall)}, ended by {found['ended_by'].replace('_', ' ')}"
     )

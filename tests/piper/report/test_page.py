@@ -15,6 +15,7 @@ from piper.report.page import render_page
 from piper.report.page_data import timeline_data
 from piper.report.result import Result
 from tests.piper.report.samples import GIB, figures, gpipe_timeline, sample_result
+from tests.piper.report.test_training import trained
 
 
 class Page(HTMLParser):
@@ -97,6 +98,14 @@ def test_a_bare_trace_shows_its_timeline_alone() -> None:
     page = render_page([sample_result(), bare], title="t")
     assert "simulated, timeline only" in Page(page).text
     assert embedded_data(page)[1]["ranks"][0]["codes"][0] == "0F0"
+
+
+def test_a_training_run_shows_its_steps_and_its_verdict() -> None:
+    result = Result(name="run", summary=trained(), timeline=replace(gpipe_timeline(), source="measured"))
+    text = Page(render_page([result], title="t")).text
+    assert "trained on 4 cpu processes" in text
+    assert "5.500000" in text
+    assert "verified    yes" in text
 
 
 def test_text_from_outside_cannot_become_markup() -> None:
