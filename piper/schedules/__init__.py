@@ -11,8 +11,8 @@ has no rows for raises ValueError. `rows.stage_of_rank = "v"` says that stages r
 line: each microbatch F and B once per stage, on the right rank, and the rows can run.
 
 A user's schedule needs no line: `schedule=my.py:function`, or `register`. Other files of this folder:
-`rows` (typed rows and what makes them legal), `costs`, `limits`, `user_file`, `preview` and `gantt` (a
-schedule drawn without a model).
+`rows` (typed rows and what makes them legal), `costs`, `limits`, `user_file`, and `preview`, `minimal_plan`
+and `gantt` (a schedule simulated and drawn without a model).
 """
 
 from __future__ import annotations

@@ -1,0 +1,254 @@
+"""Rows -> the plan of a model without parameters: one segment per stage, passes of fixed duration.
+
+[Note: pure latency]
+`comm` is the latency of an edge between ranks: however many transfers are on their way, none queues
+behind another. A stream runs one transfer at a time, so each direction gets as many streams as transfers
+can be in flight, and receives are posted at once.
+[Note: overlapped slot]
+The F and the B of a slot start together and end together after `FB`: they wait for the same tasks, one on
+the compute stream, the other on a second one, and the next slot waits for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cost_models.ops import Operation, OpKind
+from piper.errors import StrategyError
+from piper.schedules.rows import Rows, Slot
+from simulator.plan import (
+    BufferTable,
+    DevicePlan,
+    Edge,
+    Mesh,
+    ModelFacts,
+    Plan,
+    Segment,
+    Task,
+    TaskKind,
+    TaskName,
+    TaskTable,
+    TensorSpec,
+    TrainingFacts,
+    Work,
+)
+
+WORKS = ("F", "B", "BI", "BW", "FB")
+"""Names of the fixed operations: the passes, and a slot in which an F and a B overlap."""
+
+
+def preview_plan(
+    rows: Rows,
+    *,
+    stages: Sequence[Sequence[int]],
+    durations_ns: Mapping[str, int],
+    where: str = "schedule",
+) -> Plan:
+    """Return the plan of a model without parameters: one segment per stage, fixed times by pass.
+
+    Args:
+        rows: a schedule that `validate_rows` accepts.
+        stages: the stages of each pipeline rank.
+        durations_ns: of F, B, BI, BW, FB and comm.
+        where: what the user gave, for errors.
+
+    Raises: StrategyError for a slot that has no cost: anything but one pass, or one F with one B.
+    """
+    num_stages = sum(len(held) for held in stages)
+    num_microbatches = 1 + max(task.microbatch for row in rows for slot in row for task in slot)
+    for rank, row in enumerate(rows):
+        for number, slot in enumerate(row):
+            _require_cost(slot, where=f"{where}: pipeline rank {rank} slot {number}")
+    owner = {stage: rank for rank, held in enumerate(stages) for stage in held}
+    shortest = min(durations_ns[name] for name in WORKS)
+    lanes = 1 if durations_ns["comm"] == 0 else 2 * (-(-durations_ns["comm"] // shortest) + 1)
+    sent = _sent_by_pair(rows, owner, num_stages)
+    emitters = [_Emitter(rank, owner=owner, lanes=lanes, sent=sent) for rank in range(len(rows))]
+    return Plan(
+        strategy=f"pp={len(rows)}",
+        directives=(),
+        schedule=where,
+        model=ModelFacts(
+            name="none", n_parameters=0, n_active_parameters=0, layers=num_stages, hidden=0, heads=0,
+            head_dim=0, vocabulary=0,
+        ),
+        training=TrainingFacts(
+            seq_len=1, global_batch=num_microbatches, micro_batch_sizes=(1,) * num_microbatches, dtype="fp32",
+            optimizer="sgd", clip_grad_norm=None,
+        ),
+        mesh=Mesh(axes=(("pp", len(rows)),)),
+        parameters=(),
+        segments=tuple(_segment(stage) for stage in range(num_stages)),
+        edges=tuple(
+            Edge(source_stage=s, target_stage=s + 1, values=((s, 0),), grad_values=((s, 0),))
+            for s in range(num_stages - 1)
+        ),
+        works=tuple(_work(name) for name in WORKS),
+        groups=(),
+        device_plans=tuple(
+            emitter.device_plan(row, held) for emitter, row, held in zip(emitters, rows, stages, strict=True)
+        ),
+    )  # fmt: skip
+
+
+Transfer = tuple[TaskKind, int, int]
+"""Kind of send, edge, microbatch."""
+_RECEIVED_AS = {TaskKind.SEND_F: TaskKind.RECV_F, TaskKind.SEND_B: TaskKind.RECV_B}
+
+
+def _sent_by_pair(
+    rows: Rows, owner: Mapping[int, int], num_stages: int
+) -> dict[tuple[int, int], list[Transfer]]:
+    """Return what each rank sends to each other one, in the order of the sender's row."""
+    sent: dict[tuple[int, int], list[Transfer]] = {}
+    for rank, row in enumerate(rows):
+        for task in (task for slot in row for task in slot):
+            goal = _goal(task, num_stages)
+            if goal is not None and owner[goal] != rank:
+                sent.setdefault((rank, owner[goal]), []).append(_sending(task))
+    return sent
+
+
+def _goal(task: TaskName, num_stages: int) -> int | None:
+    """Return the stage that needs the result of a pass."""
+    goal = {TaskKind.F: task.stage + 1, TaskKind.BW: num_stages}.get(task.kind, task.stage - 1)
+    return goal if 0 <= goal < num_stages else None
+
+
+def _sending(task: TaskName) -> Transfer:
+    forward = task.kind is TaskKind.F
+    edge = task.stage if forward else task.stage - 1
+    return TaskKind.SEND_F if forward else TaskKind.SEND_B, edge, task.microbatch
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Emits the tasks of one pipeline rank in dispatch order."""
+
+    rank: int
+    owner: Mapping[int, int]
+    lanes: int
+    sent: Mapping[tuple[int, int], Sequence[Transfer]]
+    tasks: list[Task] = field(default_factory=list)
+    streams: dict[str, int] = field(default_factory=lambda: {"compute": 0})
+    position: dict[tuple[TaskKind, int, int], int] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def device_plan(self, row: Sequence[Slot], stages: Sequence[int]) -> DevicePlan:
+        for (source, target), transfers in sorted(self.sent.items()):
+            if target == self.rank:
+                for number, transfer in enumerate(transfers):
+                    self._receive(source, number, transfer)
+        before: tuple[int, ...] = ()
+        for slot in row:
+            before = self._slot(slot, before)
+        return DevicePlan(
+            pipeline_rank=self.rank,
+            stages=tuple(sorted(stages)),
+            streams=tuple(self.streams),
+            buffers=BufferTable(
+                size_bytes=np.zeros(0, dtype=np.int64),
+                memory_class=np.zeros(0, dtype=np.int8),
+                persistent=np.zeros(0, dtype=np.bool_),
+                owners=(),
+            ),
+            buckets=(),
+            tasks=TaskTable.from_tasks(self.tasks),
+        )
+
+    def _emit(self, task: Task) -> int:
+        self.tasks.append(task)
+        self.position[task.kind, task.stage, task.microbatch] = len(self.tasks) - 1
+        return len(self.tasks) - 1
+
+    def _stream(self, name: str) -> int:
+        return self.streams.setdefault(name, len(self.streams))
+
+    def _lane(self, direction: str, number: int) -> int:
+        return self._stream(direction if self.lanes == 1 else f"{direction}#{number % self.lanes}")
+
+    def _receive(self, source: int, number: int, transfer: Transfer) -> None:
+        sent_as, edge, microbatch = transfer
+        kind = _RECEIVED_AS[sent_as]
+        stage = edge + 1 if kind is TaskKind.RECV_F else edge
+        lane = self._lane(f"recv<{source}", number)
+        self._emit(Task(kind=kind, stage=stage, microbatch=microbatch, stream=lane, peer=source, edge=edge))
+
+    def _slot(self, slot: Slot, before: tuple[int, ...]) -> tuple[int, ...]:
+        """Emit a slot after the slot before it, then its sends; see [Note: overlapped slot]."""
+        waits = tuple(dict.fromkeys([*before, *(need for task in slot for need in self._needs(task))]))
+        work = WORKS.index(slot[0].kind.name if len(slot) == 1 else "FB")
+        emitted = tuple(
+            self._emit(
+                Task(
+                    kind=task.kind, stage=task.stage, microbatch=task.microbatch, first_segment=task.stage,
+                    last_segment=task.stage, stream=self._stream("overlap") if number else 0, work=work,
+                    waits=waits,
+                )
+            )
+            for number, task in enumerate(slot)
+        )  # fmt: skip
+        for task, position in zip(slot, emitted, strict=True):
+            self._send(task, position)
+        return emitted
+
+    def _needs(self, task: TaskName) -> list[int]:
+        """Return the tasks of this rank whose results a pass needs, received ones included."""
+        stage, microbatch = task.stage, task.microbatch
+        if task.kind is TaskKind.BW:
+            return [self.position[TaskKind.BI, stage, microbatch]]
+        if task.kind is TaskKind.F:
+            keys = [(TaskKind.RECV_F, stage, microbatch), (TaskKind.F, stage - 1, microbatch)]
+        else:
+            keys = [(TaskKind.F, stage, microbatch), (TaskKind.RECV_B, stage, microbatch)]
+            keys += [(kind, stage + 1, microbatch) for kind in (TaskKind.B, TaskKind.BI)]
+        return [self.position[key] for key in keys if key in self.position]
+
+    def _send(self, task: TaskName, position: int) -> None:
+        goal = _goal(task, len(self.owner))
+        if goal is None or self.owner[goal] == self.rank:
+            return
+        peer = self.owner[goal]
+        number = self.counts.get(peer, 0)
+        self.counts[peer] = number + 1
+        kind, edge, microbatch = _sending(task)
+        lane = self._lane(f"send>{peer}", number)
+        self._emit(
+            Task(
+                kind=kind, stage=task.stage, microbatch=microbatch, stream=lane, peer=peer, edge=edge,
+                waits=(position,),
+            )
+        )  # fmt: skip
+
+
+def _require_cost(slot: Slot, *, where: str) -> None:
+    kinds = sorted(task.kind for task in slot)
+    if len(slot) != 1 and kinds != [TaskKind.F, TaskKind.B]:
+        raise StrategyError(
+            where=where,
+            field="slot",
+            value=[task.code for task in slot],
+            rule="has no cost: one F and one B can overlap",
+            fix="put other passes into slots of their own",
+        )
+
+
+def _segment(stage: int) -> Segment:
+    hidden = TensorSpec(shape=(1,), dtype="fp32")
+    inputs = ((stage - 1, 0),)
+    return Segment(
+        name=f"stage{stage}",
+        tags=(("PP", stage),),
+        stage=stage,
+        parameters=(),
+        inputs=inputs,
+        outputs=(hidden,),
+    )
+
+
+def _work(name: str) -> Work:
+    operation = Operation(kind=OpKind.FIXED, name=name, shape=(), dtype="fp32", flops=0, bytes=0)
+    return Work(label=name, operations=(operation,))

@@ -1,0 +1,75 @@
+"""What schedules are compared with: dataflow times of rows, and torch's own orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+Slot = str | list[str]
+
+
+def parse(code: str) -> tuple[int, str, int]:
+    """Split 2BI0 into (2, "BI", 0)."""
+    stage = code[: len(code) - len(code.lstrip("0123456789"))]
+    microbatch = code[len(code.rstrip("0123456789")) :]
+    return int(stage), code[len(stage) : len(code) - len(microbatch)], int(microbatch)
+
+
+def dataflow_times(
+    rows: Sequence[Sequence[Slot]], costs: Mapping[str, Fraction], *, num_stages: int
+) -> dict[str, tuple[Fraction, Fraction]]:
+    """Return start and end of every pass: as early as row order and dataflow with latency `comm` allow."""
+    rank_of = {code: rank for rank, row in enumerate(rows) for slot in row for code in _codes(slot)}
+    times: dict[str, tuple[Fraction, Fraction]] = {}
+    place = [0] * len(rows)
+    free = [Fraction(0)] * len(rows)
+    while any(place[rank] < len(rows[rank]) for rank in range(len(rows))):
+        before = list(place)
+        for rank, row in enumerate(rows):
+            while place[rank] < len(row):
+                codes = _codes(row[place[rank]])
+                needs = [need for code in codes for need in _needs(code, rank_of, num_stages)]
+                if not all(need in times for need in needs):
+                    break
+                arrivals = [
+                    times[need][1] + (costs["comm"] if rank_of[need] != rank else 0) for need in needs
+                ]
+                start = max([free[rank], *arrivals])
+                end = start + (costs["FB"] if len(codes) > 1 else costs[parse(codes[0])[1]])
+                times |= dict.fromkeys(codes, (start, end))
+                free[rank] = end
+                place[rank] += 1
+        assert place != before, f"stuck at {place}"
+    return times
+
+
+def torch_rows(name: str, num_pipeline_ranks: int, num_microbatches: int) -> list[list[str]]:
+    """Return the compute order of a schedule of torch.distributed.pipelining, as codes."""
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    letters = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "BI", "BACKWARD_WEIGHT": "BW"}
+    return [
+        [
+            f"{action.stage_index}{letters[action.computation_type.name]}{action.microbatch_index}"
+            for action in row
+            if action is not None and action.computation_type.name in letters
+        ]
+        for row in get_schedule_ops(name, num_pipeline_ranks, num_microbatches)
+    ]
+
+
+def _codes(slot: Slot) -> list[str]:
+    return [slot] if isinstance(slot, str) else list(slot)
+
+
+def _needs(code: str, rank_of: Mapping[str, int], num_stages: int) -> list[str]:
+    stage, kind, microbatch = parse(code)
+    if kind == "F":
+        return [f"{stage - 1}F{microbatch}"] if stage else []
+    if kind == "BW":
+        return [f"{stage}BI{microbatch}"]
+    needs = [f"{stage}F{microbatch}"]
+    if stage < num_stages - 1:
+        behind = (f"{stage + 1}{letter}{microbatch}" for letter in ("B", "BI"))
+        needs += [need for need in behind if need in rank_of]
+    return needs
