@@ -1,0 +1,137 @@
+"""F, R and B: run segments, and run autograd backward through one island at a time.
+
+[Note: autograd is cut at islands]
+An island's inputs are detached leaves, its outputs go on detached; B seeds the outputs with the sum of
+their consumers' gradients (zeros where there is none) and hands on the gradients of the leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from piper.errors import RunFailedError
+from piper.runtime.context import RankContext
+from piper.runtime.routes import Island, Value
+from piper.runtime.step import OpenGraph, StepState
+from simulator.plan import Task
+
+
+class Place(NamedTuple):
+    """Where an island runs: on which rank, in which step, for which microbatch."""
+
+    context: RankContext
+    step: StepState
+    microbatch: int
+
+
+def forward(context: RankContext, step: StepState, task: Task) -> None:
+    """Run all islands of a stage; keep graphs only of those that no R task runs again."""
+    for island in context.routes.islands[task.stage, task.microbatch]:
+        place = Place(context, step, task.microbatch)
+        outputs = _run(place, island, keep=island.backward and not island.recomputed)
+        for value, tensor in outputs.items():
+            step.put(task.microbatch, value, tensor.detach())
+            if value == context.routes.loss:
+                step.losses[task.microbatch] = _finite(tensor.detach(), step, task.microbatch)
+
+
+def recompute(context: RankContext, step: StepState, task: Task) -> None:
+    """Run an island again, this time keeping its graph."""
+    _run(Place(context, step, task.microbatch), context.routes.island(task), keep=True)
+
+
+def backward(context: RankContext, step: StepState, task: Task) -> None:
+    """Compute the gradients of an island's inputs and parameters."""
+    island, microbatch = context.routes.island(task), task.microbatch
+    place = Place(context, step, microbatch)
+    graph = step.graphs.pop((microbatch, island.first))
+    seeds = [_seed(place, value, out) for value, out in graph.outputs.items()]
+    names = [name for name in island.parameters if name in context.state.home]
+    wanted = [*graph.inputs.values(), *(context.state.parameters[name] for name in names)]
+    found: list[Tensor | None] = [None] * len(wanted)
+    if wanted and seeds:
+        outputs = list(graph.outputs.values())
+        found = list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
+    for (value, leaf), gradient in zip(graph.inputs.items(), found, strict=False):
+        known = torch.zeros_like(leaf) if gradient is None else gradient
+        step.add_gradient(microbatch, value, ((island.stage, island.first), known))
+    for name, gradient in zip(names, found[len(graph.inputs) :], strict=True):
+        _accumulate(place, (island.stage, name), gradient)
+    for key in graph.held:
+        context.ledger.release(key)
+
+
+def loss_gradient(context: RankContext) -> Tensor:
+    """Return d(step loss) / d(sum of token losses of a microbatch): 1 / tokens of the global batch."""
+    return torch.ones(()) / context.plan.training.tokens_per_step
+
+
+def _run(place: Place, island: Island, *, keep: bool) -> dict[Value, Tensor]:
+    """Run an island; with `keep`, leave its graph for B."""
+    routes = place.context.routes
+    leaves = {value: _leaf(place, value) for value in island.inputs}
+    if not keep:
+        return _call(place, island, leaves)
+    for value, leaf in leaves.items():
+        leaf.requires_grad_(routes.requires_grad(value))
+    with torch.enable_grad(), place.context.ledger.saved() as held:
+        outputs = _call(place, island, leaves)
+    place.step.graphs[place.microbatch, island.first] = OpenGraph(
+        inputs={value: leaf for value, leaf in leaves.items() if leaf.requires_grad},
+        outputs={value: out for value, out in outputs.items() if out.requires_grad},
+        held=held,
+    )
+    return outputs
+
+
+def _leaf(place: Place, value: Value) -> Tensor:
+    segment, number = value
+    if segment < 0:
+        return place.context.model_input(place.step, place.microbatch, number)
+    return place.step.read(place.microbatch, value).detach()
+
+
+def _call(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Value, Tensor]:
+    context = place.context
+    codes = context.program.segments[context.micro_batch(place.microbatch)]
+    tensors = dict(leaves)
+    for number in range(island.first, island.last + 1):
+        code = codes[number]
+        arguments: list[object] = [tensors[value] for value in code.inputs]
+        arguments += [context.state.parameters[name] for name in code.parameters]
+        arguments += [context.program.buffers[name] for name in code.buffers]
+        if code.keyed:
+            arguments.append(context.keys(place.step, place.microbatch))
+        tensors |= {(number, i): tensor for i, tensor in enumerate(code.run(*arguments))}
+    return {value: tensors[value] for value in island.outputs}
+
+
+def _seed(place: Place, value: Value, output: Tensor) -> Tensor:
+    if value == place.context.routes.loss:
+        return loss_gradient(place.context).to(output.dtype)
+    total = place.step.take_gradient(place.microbatch, value)
+    return torch.zeros_like(output) if total is None else total
+
+
+def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> None:
+    """Sum the parts of one microbatch, then add them to the fp32 sum of the step [Note: summation tree]."""
+    stage, name = use
+    step, key = place.step, (stage, place.microbatch, name)
+    if gradient is not None:
+        part = step.partial.get(key)
+        step.partial[key] = gradient if part is None else part + gradient
+    step.uses_left[key] -= 1
+    if step.uses_left[key] == 0 and key in step.partial:
+        total = step.partial.pop(key)
+        place.context.state.gradient_of(name).add_(total.reshape(-1).float())
+
+
+def _finite(loss: Tensor, step: StepState, microbatch: int) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise RunFailedError(f"the loss of microbatch {microbatch} in step {step.number} is {value}")
+    return value

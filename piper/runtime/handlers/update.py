@@ -1,0 +1,38 @@
+"""NORM and UPDATE: clip by the global norm, step the optimizer on this rank's shards."""
+
+from __future__ import annotations
+
+from piper.runtime.context import RankContext
+from piper.runtime.optimizer import sum_of_squares
+from piper.runtime.routes import counted_ranges
+from piper.runtime.step import StepState
+from simulator.plan import NONE, Task
+
+
+def norm(context: RankContext, step: StepState, task: Task) -> None:
+    """Sum the squares of the gradient elements that this rank answers for."""
+    wanted = list(context.state.buckets) if task.bucket == NONE else [task.bucket]
+    for index in wanted:
+        bucket = context.state.buckets[index]
+        first = 0 if bucket.reduced is None else bucket.shard[0]
+        ranges = counted_ranges(context.plan, context.rank, index)
+        gradients = bucket.gradients if bucket.reduced is None else bucket.reduced
+        step.squares += sum_of_squares(gradients, tuple((a - first, b - first) for a, b in ranges))
+
+
+def update(context: RankContext, step: StepState, task: Task) -> None:
+    """Update the shard, write it into the compute parameters, and start the next sum of gradients at zero."""
+    bucket = context.state.buckets[task.bucket]
+    gradient = bucket.shard_gradient()
+    if context.settings.verify:
+        step.evidence[task.bucket] = gradient.clone()
+    if step.grad_norm is not None:
+        gradient = gradient * step.clip_factor
+    bucket.state.step(gradient)
+    start, end = bucket.shard
+    if bucket.state.master.dtype != bucket.parameters.dtype:
+        bucket.parameters[start:end].copy_(bucket.state.master)
+    bucket.gradients.zero_()
+    if bucket.reduced is not None:
+        bucket.reduced = None
+        context.ledger.release(bucket.held)

@@ -1,0 +1,40 @@
+"""Initial values and data: functions of (seed, name or step, shape), the same on every layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piper.runtime.seeds import seed_of
+from simulator.plan import Plan
+
+STANDARD_DEVIATION = 0.02
+"""Of weight matrices and embeddings (GPT-2, Radford et al. 2019; Llama's `initializer_range`)."""
+
+
+def initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Tensor:
+    """Return the fp32 start of a parameter: normal(0, 0.02) for matrices, 0 for biases, 1 for norms."""
+    if len(shape) > 1:
+        generator = torch.Generator().manual_seed(seed_of("parameter", seed, name))
+        return torch.randn(shape, generator=generator) * STANDARD_DEVIATION
+    return torch.zeros(shape) if name.rpartition(".")[2] == "bias" else torch.ones(shape)
+
+
+def batch_of_step(plan: Plan, *, seed: int, step: int) -> Tensor:
+    """Return the token numbers of one optimizer step, [global_batch, seq_len + 1] int64."""
+    facts = plan.training
+    generator = torch.Generator().manual_seed(seed_of("data", seed, step))
+    shape = (facts.global_batch, facts.seq_len + 1)
+    return torch.randint(plan.model.vocabulary, shape, generator=generator)
+
+
+def samples_of(plan: Plan, *, replica: int, microbatch: int) -> range:
+    """Return the global sample numbers of one microbatch of one replica."""
+    sizes = plan.training.micro_batch_sizes
+    start = replica * sum(sizes) + sum(sizes[:microbatch])
+    return range(start, start + sizes[microbatch])
+
+
+def replica_of(plan: Plan, rank: int) -> int:
+    """Return which replica of the model a rank belongs to."""
+    return plan.mesh.coordinate(rank, "dp")

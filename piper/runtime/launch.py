@@ -1,0 +1,234 @@
+"""Start the ranks of a run: `run_local` forks them on this machine, `run_rank` is one of `torchrun`'s.
+
+Importing this module loads no torch, so that a wrong world size is refused at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cost_models.errors import require_positive_int
+from piper.errors import JobError, RunFailedError
+from piper.runtime.outcome import RunOutcome
+from piper.runtime.progress import Phase, ProgressBoard
+from piper.runtime.settings import OptimizerSettings, RunSettings, default_optimizer
+from piper.runtime.watch import Child, die_with_parent, end, watch
+from simulator.plan import Plan
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from piper.runtime.program import Program
+
+_LIMIT_FACTOR = 2.0
+"""Local ranks give up transfers later than the watcher blames the culprit, which knows more."""
+
+_FAILURE_KEY = "piper/failure"
+_GRACE_S = 2.0
+"""So long a rank whose transfer failed waits to hear who failed first."""
+
+
+def run_local(
+    plan: Plan,
+    source: Any,
+    *,
+    num_ranks: int,
+    steps: int,
+    seed: int = 0,
+    verify: bool = False,
+    reductions: str | None = None,
+    timeout_s: float = 600.0,
+    optimizer: OptimizerSettings | None = None,
+    program: Program | None = None,
+) -> RunOutcome:
+    """Train `steps` steps of `plan` with `num_ranks` processes on this machine's CPUs.
+
+    Args:
+        plan: compiled for exactly `num_ranks` ranks.
+        source: `piper.models.ModelSource`, or a callable that returns the annotated module.
+        num_ranks: processes to start.
+        steps: optimizer steps.
+        seed: of initial values, data and dropout.
+        verify: compare every step with one process; the verdict is in the result.
+        reductions: "native" or "ordered"; default native, and ordered with `verify`.
+        timeout_s: a rank that is silent for so long ends the job.
+        optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
+        program: the exported model, if at hand.
+
+    Raises: JobError for a world size other than the plan's; RunFailedError naming the culprit.
+    """
+    _require_world_size(plan, num_ranks, field="--local")
+    settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
+    import torch
+
+    from piper.runtime.program import check_program, program_of_plan
+
+    torch.set_num_threads(1)
+    if program is None:
+        program = program_of_plan(source, plan)
+    else:
+        check_program(program, plan)
+    outcome: RunOutcome = _fork_and_watch(plan, source, program=program, settings=settings)
+    return outcome
+
+
+def run_rank(
+    plan: Plan,
+    source: Any,
+    *,
+    steps: int,
+    seed: int = 0,
+    verify: bool = False,
+    reductions: str | None = None,
+    timeout_s: float = 600.0,
+    optimizer: OptimizerSettings | None = None,
+) -> RunOutcome | None:
+    """Be the rank that `torchrun` says in RANK, WORLD_SIZE and MASTER_ADDR; arguments as in `run_local`.
+
+    Returns: the outcome on rank 0, None on the others.
+    Raises: JobError for a world size other than the plan's; RunFailedError.
+    """
+    rank, world_size = (_environment(name) for name in ("RANK", "WORLD_SIZE"))
+    _require_world_size(plan, world_size, field="WORLD_SIZE")
+    settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
+    import torch
+    import torch.distributed as dist
+
+    from piper.runtime.program import program_of_plan
+    from piper.runtime.rank import RankJob, train_in_group
+
+    torch.set_num_threads(1)
+    program = program_of_plan(source, plan)
+    job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size))  # type: ignore[attr-defined]
+    try:
+        return train_in_group(job, lambda *_, **__: None, store=store, limit_s=timeout_s)
+    except Exception as error:
+        raise RunFailedError(_agreed_culprit(job, store, error)) from error
+
+
+def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunSettings) -> RunOutcome:
+    """Fork one process per rank: torch and the program are inherited, so ranks start in milliseconds."""
+    import multiprocessing
+
+    import torch.distributed as dist
+
+    from piper.runtime.rank import RankJob
+
+    fork = multiprocessing.get_context("fork")
+    board = ProgressBoard(plan.num_ranks)
+    children: list[Child] = []
+    ports = [fork.Pipe(duplex=False) for _ in range(plan.num_ranks)]
+    try:
+        for rank in range(plan.num_ranks):
+            receive, send = fork.Pipe(duplex=False)
+            job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
+            target = partial(_be_rank, job, board, pipe=send, port=ports[rank][0])
+            process = fork.Process(target=target, daemon=True)
+            process.start()
+            send.close()
+            children.append(Child(rank=rank, process=process, pipe=receive))
+        # Started after the forks: a child must inherit neither the store's thread nor its socket.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        for _, tell in ports:
+            tell.send(store.port)
+        outcome: RunOutcome = watch(children, board, plan, timeout_s=settings.timeout_s)
+        return outcome
+    finally:
+        end(children)
+        for hear, tell in ports:
+            hear.close()
+            tell.close()
+
+
+def _be_rank(job: Any, board: ProgressBoard, *, pipe: Connection, port: Connection) -> None:
+    """Run one rank in a forked process, say how it went, and leave without any clean-up that could hang."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = RunFailedError.exit_code
+    try:
+        pipe.send(_rank_message(job, board, port.recv()))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _rank_message(job: Any, board: ProgressBoard, port: int) -> tuple[Any, ...]:
+    import torch.distributed as dist
+
+    from piper.runtime.rank import describe_failure, train_in_group
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if os.uname().sysname == "Linux" else "lo0"
+    limit_s = job.settings.timeout_s * _LIMIT_FACTOR
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+        outcome = train_in_group(job, partial(board.report, job.rank), store=store, limit_s=limit_s)
+        board.report(job.rank, Phase.DONE)
+        return ("done", outcome)
+    except Exception as error:  # noqa: BLE001  whatever it is, the launcher must hear of it
+        return ("failed", *describe_failure(job.plan, job.rank, error))
+
+
+def _agreed_culprit(job: Any, store: Any, error: Exception) -> str:
+    """Return this rank's failure, or, where it is only an echo, the one that another rank published."""
+    from datetime import timedelta
+
+    from piper.runtime.rank import describe_failure
+
+    text, echo = describe_failure(job.plan, job.rank, error)
+    try:
+        if echo:
+            store.wait([_FAILURE_KEY], timedelta(seconds=_GRACE_S))
+        known = store.compare_set(_FAILURE_KEY, "", text).decode()
+    except RuntimeError:
+        return text
+    return text if known == text else f"rank {job.rank} stopped: {known}"
+
+
+def _require_world_size(plan: Plan, found: object, *, field: str) -> None:
+    number = require_positive_int(
+        found, where="piper run", field=field, fix=f"give {plan.num_ranks}", error=JobError
+    )
+    if number != plan.num_ranks:
+        raise JobError(
+            where="piper run",
+            field=field,
+            value=number,
+            rule=f"must be {plan.num_ranks}, the ranks of strategy {plan.strategy!r}",
+            fix=f"start {plan.num_ranks} processes, or change the degrees of the strategy",
+        )
+
+
+def _environment(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdecimal():
+        raise JobError(
+            where="piper run",
+            field=name,
+            value=text,
+            rule="must be set to a whole number",
+            fix="start with `torchrun --nproc-per-node N -m piper run ...`, or use --local N",
+        )
+    return int(text)
+
+
+def _settings(  # noqa: PLR0917
+    plan: Plan,
+    steps: int,
+    seed: int,
+    verify: bool,
+    reductions: str | None,
+    timeout_s: float,
+    optimizer: OptimizerSettings | None,
+) -> RunSettings:
+    return RunSettings(
+        steps=steps,
+        seed=seed,
+        verify=verify,
+        reductions=reductions or ("ordered" if verify else "native"),
+        timeout_s=timeout_s,
+        optimizer=optimizer or default_optimizer(plan.training.optimizer),
+    )

@@ -1,0 +1,141 @@
+"""From an annotated `nn.Module` to executable segments that agree with the plan.
+
+[Note: one program per microbatch size]
+Export fixes shapes, so each distinct microbatch size is exported once, on the meta device: no parameter
+is ever materialised here. Ranks pick the segments of their own stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from piper.annotation import tracing
+from piper.errors import ModelError
+from piper.runtime.cut import Placeholders, SegmentCode, cut_graph
+from piper.runtime.sources import Source, buffer_values, build, canonical_names
+from simulator.plan import Plan, Segment, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The model as functions.
+
+    Args:
+        segments: microbatch size -> the code of every segment, in plan order.
+        buffers: values of the buffers and constants that the code takes, by name.
+    """
+
+    segments: dict[int, tuple[SegmentCode, ...]]
+    buffers: dict[str, Tensor]
+
+
+def build_program(source: Source, *, seq_len: int, micro_batch_sizes: Iterable[int], dtype: str) -> Program:
+    """Export and cut the model once per distinct microbatch size (a few seconds for 16 layers).
+
+    Raises: ModelError when the module cannot be exported or cut.
+    """
+    device = torch.device("cpu")
+    module = build(source, dtype=dtype, device="meta", seq_len=seq_len)
+    buffers: dict[str, Tensor] = {}
+    segments = {}
+    for size in sorted(set(micro_batch_sizes)):
+        exported = _export(module, size, seq_len)
+        segments[size] = tuple(cut_graph(exported.graph, _placeholders(exported, module), device=device))
+        buffers |= {n: v for n, v in exported.constants.items() if isinstance(v, Tensor) and not v.is_meta}
+    used = {name for codes in segments.values() for code in codes for name in code.buffers}
+    if not used <= buffers.keys():
+        buffers |= buffer_values(source, dtype=dtype, seq_len=seq_len)
+    _require_values(used, buffers)
+    return Program(segments=segments, buffers={name: buffers[name] for name in sorted(used)})
+
+
+def program_of_plan(source: Source, plan: Plan) -> Program:
+    """Build the program of a plan and check that both mean the same segments."""
+    facts = plan.training
+    sizes = facts.micro_batch_sizes
+    program = build_program(source, seq_len=facts.seq_len, micro_batch_sizes=sizes, dtype=facts.dtype)
+    check_program(program, plan)
+    return program
+
+
+def check_program(program: Program, plan: Plan) -> None:
+    """Raise ModelError unless every microbatch size has the plan's segments, tensors and parameters."""
+    first = plan.training.micro_batch_sizes[0]
+    for size in sorted(set(plan.training.micro_batch_sizes)):
+        codes = program.segments.get(size, ())
+        if len(codes) != len(plan.segments):
+            raise _disagreement("segments", len(codes), f"must be {len(plan.segments)}, as in the plan")
+        for number, (code, segment) in enumerate(zip(codes, plan.segments, strict=True)):
+            _check_segment(code, segment, f"segment {number} ({segment.name})", same_size=size == first)
+
+
+def _check_segment(code: SegmentCode, segment: Segment, what: str, *, same_size: bool) -> None:
+    if set(code.parameters) != set(segment.parameters):
+        raise _disagreement(
+            f"parameters of {what}", ", ".join(code.parameters), f"must be {', '.join(segment.parameters)}"
+        )
+    if set(code.inputs) != set(segment.inputs):
+        raise _disagreement(f"inputs of {what}", code.inputs, f"must be {segment.inputs}")
+    found, planned = _shapes(code.outputs, same_size), _shapes(segment.outputs, same_size)
+    if found != planned:
+        raise _disagreement(f"outputs of {what}", found, f"must be {planned}")
+
+
+def _shapes(specs: tuple[TensorSpec, ...], same_size: bool) -> list[object]:
+    return [(spec.shape if same_size else len(spec.shape), spec.dtype) for spec in specs]
+
+
+def _disagreement(field: str, value: object, rule: str) -> ModelError:
+    return ModelError(
+        where="runtime",
+        field=field,
+        value=value,
+        rule=f"{rule}: the module is not the one that was planned",
+        fix="compile the plan from the same module and versions as the run",
+    )
+
+
+def _export(module: nn.Module, size: int, seq_len: int) -> torch.export.ExportedProgram:
+    # Two tensors: one tensor given twice would be exported as one input.
+    tokens, labels = (torch.zeros(size, seq_len, dtype=torch.int64, device="meta") for _ in range(2))
+    marks = torch.fx.traceback
+    with (
+        marks.preserve_node_meta(),
+        tracing(on_enter=lambda stack: marks.annotate({"piper": stack})),
+    ):
+        return torch.export.export(module, (tokens, labels), strict=False)
+
+
+def _placeholders(exported: torch.export.ExportedProgram, module: nn.Module) -> Placeholders:
+    signature = exported.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise ModelError(
+            where="runtime",
+            field="buffers",
+            value=", ".join(signature.buffers_to_mutate.values()),
+            rule="must not change in the forward pass",
+            fix="use layers without running statistics, such as LayerNorm or RMSNorm",
+        )
+    canonical = canonical_names(module)
+    constants = dict(signature.inputs_to_buffers) | dict(signature.inputs_to_lifted_tensor_constants)
+    return Placeholders(
+        inputs={name: number for number, name in enumerate(map(str, signature.user_inputs))},
+        parameters={node: canonical[name] for node, name in signature.inputs_to_parameters.items()},
+        buffers=constants,
+    )
+
+
+def _require_values(used: set[str], buffers: dict[str, Tensor]) -> None:
+    for name in sorted(used):
+        if name not in buffers or buffers[name].is_meta:
+            raise ModelError(
+                where="runtime",
+                field="constant",
+                value=name,
+                rule="has no value: it was made on the meta device inside forward",
+                fix="register it with register_buffer in __init__",
+            )

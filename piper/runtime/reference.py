@@ -1,0 +1,319 @@
+"""The same training in one process, with plain autograd on the original module (DESIGN 6).
+
+`SameTree` takes the same microbatches and adds in the same order as the plan does; `WholeBatch` takes the
+global batch at once. Both know the plan's sizes and orders, and nothing of how ranks execute them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from piper.annotation import Trace, tags_of, tracing
+from piper.runtime.dropout import DropoutKeys, KeyedDropout
+from piper.runtime.init import initial_value, samples_of
+from piper.runtime.optimizer import clip_scale, sum_of_squares
+from piper.runtime.program import Program
+from piper.runtime.reductions import sum_in_order
+from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
+from piper.runtime.settings import OptimizerSettings, RunSettings
+from piper.runtime.sources import Source, build
+from simulator.plan import Plan
+
+Holder = tuple[int, str]
+"""(pipeline rank, parameter): a tied parameter has several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One step of a reference.
+
+    Args:
+        losses: (replica, microbatch) -> sum of token losses.
+        gradients: of the step, before clipping.
+        parameters: after the step.
+        grad_norm: None without clipping.
+    """
+
+    losses: dict[tuple[int, int], float]
+    gradients: dict[Holder, Tensor]
+    parameters: dict[Holder, Tensor]
+    grad_norm: float | None
+
+
+class SameTree:
+    """One process that adds in the order of the plan [Note: summation tree]; exact in every bit."""
+
+    def __init__(self, plan: Plan, source: Source, *, program: Program, settings: RunSettings) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.module = fresh_module(plan, source, seed=settings.seed)
+        self.leaves = _stage_leaves(plan, self.module)
+        self.stage_of_tags = _stage_of_tags(plan, program)
+        self.orders = [
+            Routes(plan=plan, pipeline_rank=rank).accumulation_order
+            for rank in range(plan.num_pipeline_ranks)
+        ]
+        self.home = {stage: device.pipeline_rank for device in plan.device_plans for stage in device.stages}
+        self.trained = {key: leaf for key, leaf in self.leaves.items() if leaf.requires_grad}
+        self.leaf_of = {(self.home[stage], name): leaf for (stage, name), leaf in self.trained.items()}
+        self.masters = {holder: leaf.detach().float() for holder, leaf in sorted(self.leaf_of.items())}
+        stages = Counter(name for _, name in self.leaves)
+        self.shared = [name for name, count in stages.items() if count > 1]
+        self.optimizer = torch_optimizer(settings.optimizer, self.masters.values())
+
+    def step(self, number: int, batch: Tensor) -> Expected:
+        """Train one step on the tokens `batch`, [global_batch, seq_len + 1]."""
+        losses: dict[tuple[int, int], float] = {}
+        replicas = [
+            self._replica(replica, number, batch, losses=losses) for replica in range(self.plan.replicas)
+        ]
+        gradients = {
+            holder: sum_in_order(torch.stack([sums[holder] for sums in replicas])) for holder in self.masters
+        }
+        norm, factor = self._clip(gradients)
+        for holder, master in self.masters.items():
+            master.grad = gradients[holder] * factor
+        self.optimizer.step()
+        self._write_back()
+        parameters = {holder: leaf.detach() for holder, leaf in self.leaf_of.items()}
+        return Expected(losses=losses, gradients=gradients, parameters=parameters, grad_norm=norm)
+
+    def load(self, parameters: dict[Holder, Tensor]) -> None:
+        """Go on from given parameters (native reductions: compare each step from the same start)."""
+        for holder, value in parameters.items():
+            self.masters[holder].detach().copy_(value)
+        self._write_back()
+
+    def _replica(
+        self, replica: int, number: int, batch: Tensor, *, losses: dict[tuple[int, int], float]
+    ) -> dict[Holder, Tensor]:
+        """Return the gradient sums of one replica, tied holders summed."""
+        sums = _Accumulator(
+            orders=self.orders,
+            home=self.home,
+            sums={holder: torch.zeros_like(master) for holder, master in self.masters.items()},
+        )
+        for microbatch in self._microbatch_order():
+            samples = samples_of(self.plan, replica=replica, microbatch=microbatch)
+            loss = self._loss(number, batch, samples)
+            losses[replica, microbatch] = float(loss.detach())
+            mean = loss / self.plan.training.tokens_per_step
+            found = torch.autograd.grad(mean, list(self.trained.values()), allow_unused=True)
+            sums.add(microbatch, dict(zip(self.trained, found, strict=True)))
+        sums.add_forgotten()
+        self._sum_tied(sums.sums)
+        return sums.sums
+
+    def _loss(self, number: int, batch: Tensor, samples: Sequence[int]) -> Tensor:
+        rows = batch[samples[0] : samples[-1] + 1]
+        keys = DropoutKeys(seed=self.settings.seed, step=number, samples=samples)
+        with tracing() as trace, KeyedDropout(keys), self._untied(trace):
+            loss: Tensor = self.module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        return loss
+
+    def _untied(self, trace: Trace) -> AbstractContextManager[object]:
+        if not self.shared:
+            return nullcontext()
+        names = {id(p): name for name, p in self.module.named_parameters() if name in self.shared}
+        return _StageParameters(names, self.leaves, stage=lambda: self.stage_of_tags[tags_of(trace.stack)])
+
+    def _sum_tied(self, sums: dict[Holder, Tensor]) -> None:
+        for name in sorted({name for _, name in sums}):
+            holders = sorted(holder for holder in sums if holder[1] == name)
+            if len(holders) > 1:
+                total = sum_in_order(torch.stack([sums[holder] for holder in holders]))
+                for holder in holders:
+                    sums[holder] = total
+
+    def _clip(self, gradients: dict[Holder, Tensor]) -> tuple[float | None, float]:
+        limit = self.plan.training.clip_grad_norm
+        if limit is None:
+            return None, 1.0
+        parts = []
+        for rank in range(self.plan.num_ranks):
+            home = self.plan.pipeline_rank_of(rank)
+            part = torch.zeros((), dtype=torch.float64)
+            for bucket in owned_buckets(self.plan, home):
+                names = offsets(self.plan, home, bucket)
+                flat = torch.cat([gradients[home, name].reshape(-1) for name in names])
+                part += sum_of_squares(flat, counted_ranges(self.plan, rank, bucket))
+            parts.append(part)
+        return clip_scale(float(sum_in_order(torch.stack(parts))), limit)
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for (stage, name), leaf in self.leaves.items():
+                holder = (self.home[stage], name)
+                if holder in self.masters:
+                    leaf.copy_(self.masters[holder])
+
+    def _microbatch_order(self) -> list[int]:
+        """Return all microbatches, in the order in which the first sum needs them."""
+        first = next((pairs for order in self.orders for pairs in order.values()), ())
+        every = range(self.plan.training.num_microbatches)
+        return list(dict.fromkeys([*(microbatch for _, microbatch in first), *every]))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Accumulator:
+    """Adds gradients in the order of the plan; one that comes too early waits.
+
+    Args:
+        orders: per pipeline rank, parameter -> (stage, microbatch) in order.
+        home: stage -> pipeline rank.
+        sums: fp32.
+    """
+
+    orders: Sequence[dict[str, tuple[tuple[int, int], ...]]]
+    home: dict[int, int]
+    sums: dict[Holder, Tensor]
+    _early: dict[tuple[int, int, str], Tensor | None] = field(default_factory=dict)
+    _next: dict[Holder, int] = field(default_factory=dict)
+
+    def add(self, microbatch: int, gradients: dict[tuple[int, str], Tensor | None]) -> None:
+        """Take the gradients of one microbatch, by (stage, parameter)."""
+        for (stage, name), gradient in gradients.items():
+            self._early[stage, microbatch, name] = gradient
+        for rank, name in self.sums:
+            order = self.orders[rank].get(name, ())
+            at = self._next.get((rank, name), 0)
+            while at < len(order) and (*order[at], name) in self._early:
+                gradient = self._early.pop((*order[at], name))
+                if gradient is not None:
+                    self.sums[rank, name].add_(gradient.float())
+                at += 1
+            self._next[rank, name] = at
+
+    def add_forgotten(self) -> None:
+        """Add what the plan's order does not mention: the reference counts every microbatch."""
+        for (stage, _, name), gradient in sorted(self._early.items(), key=lambda item: item[0]):
+            if gradient is not None:
+                self.sums[self.home[stage], name].add_(gradient.float())
+        self._early.clear()
+
+
+class WholeBatch:
+    """One process on the whole batch, tied weights tied, torch's own clipping and optimizer."""
+
+    def __init__(self, plan: Plan, source: Source, *, settings: RunSettings) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.module = fresh_module(plan, source, seed=settings.seed)
+        self.own = (
+            fresh_module(plan, source, seed=settings.seed) if settings.optimizer.name == "sgd" else None
+        )
+        self.optimizer = torch_optimizer(settings.optimizer, self.own.parameters() if self.own else ())
+
+    def gradients(
+        self, number: int, batch: Tensor, parameters: dict[str, Tensor]
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return the loss and the gradients of a step that starts from given parameters."""
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                if name in parameters:
+                    parameter.copy_(parameters[name])
+        return self._backward(self.module, number, batch)
+
+    def trajectory(self, number: int, batch: Tensor) -> dict[str, Tensor] | None:
+        """Train one step of a run of its own; return its parameters, or None unless with SGD."""
+        if self.own is None:
+            return None
+        self._backward(self.own, number, batch)
+        if self.plan.training.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.own.parameters(), self.plan.training.clip_grad_norm, foreach=False)
+        self.optimizer.step()
+        return {name: parameter.detach() for name, parameter in self.own.named_parameters()}
+
+    def _backward(self, module: nn.Module, number: int, batch: Tensor) -> tuple[float, dict[str, Tensor]]:
+        module.zero_grad()
+        keys = DropoutKeys(seed=self.settings.seed, step=number, samples=range(len(batch)))
+        with KeyedDropout(keys):
+            loss = module(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        loss = loss / self.plan.training.tokens_per_step
+        loss.backward()
+        found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        return float(loss.detach()), found
+
+
+def fresh_module(plan: Plan, source: Source, *, seed: int) -> nn.Module:
+    """Build the original module with the run's initial values."""
+    facts = plan.training
+    module = build(source, dtype=facts.dtype, device="cpu", seq_len=facts.seq_len)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(initial_value(name, tuple(parameter.shape), seed=seed))
+    return module
+
+
+def torch_optimizer(settings: OptimizerSettings, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Return torch's own optimizer, one tensor at a time."""
+    listed = list(parameters) or [torch.zeros(1)]
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            listed, lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
+        )
+    return torch.optim.AdamW(
+        listed,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+    )
+
+
+def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor]:
+    """Return (stage, parameter) -> a leaf of its own per stage; the first stage has the module's own."""
+    own = dict(module.named_parameters())
+    found: dict[tuple[int, str], Tensor] = {}
+    seen: set[str] = set()
+    for segment in plan.segments:
+        for name in segment.parameters:
+            key = (segment.stage, name)
+            if key not in found:
+                copy = own[name].detach().clone().requires_grad_(own[name].requires_grad)
+                found[key] = copy if name in seen else own[name]
+                seen.add(name)
+    return found
+
+
+def _stage_of_tags(plan: Plan, program: Program) -> dict[tuple[tuple[str, int], ...], int]:
+    codes = program.segments[plan.training.micro_batch_sizes[0]]
+    return {code.tags: segment.stage for code, segment in zip(codes, plan.segments, strict=True)}
+
+
+class _StageParameters(TorchFunctionMode):
+    """Untie: inside the scopes of a stage, a shared parameter is that stage's own leaf."""
+
+    def __init__(
+        self, name_of: dict[int, str], leaves: dict[tuple[int, str], Tensor], *, stage: Callable[[], int]
+    ) -> None:
+        super().__init__()
+        self._name_of = name_of
+        self._leaves = leaves
+        self._stage = stage
+
+    def __torch_function__(  # noqa: PLR0917  torch fixes the signature
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `func` with the stage's leaves in place of shared parameters."""
+        given = kwargs or {}
+        return func(*map(self._own, args), **{key: self._own(value) for key, value in given.items()})
+
+    def _own(self, argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(self._own, argument))
+        name = self._name_of.get(id(argument))
+        return argument if name is None else self._leaves[self._stage(), name]

@@ -1,0 +1,127 @@
+"""What lives inside one step of one rank: boundary tensors, their gradients, open autograd graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from cost_models.errors import check_invariant
+from piper.runtime.ledger import Ledger
+from piper.runtime.routes import Routes, Value
+from simulator.plan import MemoryClass
+
+Order = tuple[int, int]
+"""(stage, first segment) of the consumer that a gradient comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGraph:
+    """An island between its forward and its B.
+
+    Args:
+        inputs: leaves that need a gradient.
+        outputs: results that need one.
+        held: ledger keys of what autograd saved.
+    """
+
+    inputs: dict[Value, Tensor]
+    outputs: dict[Value, Tensor]
+    held: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepState:
+    """One step in flight; streams share it, so containers are guarded by a lock.
+
+    Args:
+        number: which step.
+        batch: tokens of all replicas, [global_batch, seq_len + 1].
+        routes: of this pipeline rank.
+        ledger: of this rank.
+        reads_left: (microbatch, value) -> reads still to come; at 0 the tensor is let go.
+        uses_left: (stage, microbatch, parameter) -> gradient parts still to come.
+        losses: microbatch -> sum of token losses.
+        squares: this rank's part of the squared gradient norm, then the whole of it.
+        grad_norm, clip_factor: after the norm's all-reduce.
+        evidence: bucket -> shard gradient before clipping, kept for verification.
+    """
+
+    number: int
+    batch: Tensor
+    routes: Routes
+    ledger: Ledger
+    reads_left: Counter[tuple[int, Value]]
+    uses_left: Counter[tuple[int, int, str]]
+    graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
+    partial: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    grad_norm: float | None = None
+    clip_factor: float = 1.0
+    evidence: dict[int, Tensor] = field(default_factory=dict)
+    _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
+    _gradients: dict[tuple[int, Value], list[tuple[Order, Tensor, int]]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def new(cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger) -> StepState:
+        """Return the state at the begin of a step."""
+        return cls(
+            number=number,
+            batch=batch,
+            routes=routes,
+            ledger=ledger,
+            reads_left=Counter(routes.reads),
+            uses_left=Counter(routes.uses),
+        )
+
+    def put(self, microbatch: int, value: Value, tensor: Tensor) -> None:
+        """Keep a boundary tensor for its readers (if any)."""
+        key = (microbatch, value)
+        with self._lock:
+            if self.reads_left[key]:
+                self._values[key] = (tensor, self.ledger.hold(tensor, MemoryClass.ACTIVATIONS))
+
+    def read(self, microbatch: int, value: Value) -> Tensor:
+        """Return a boundary tensor for one of its readers; the last one lets it go."""
+        key = (microbatch, value)
+        with self._lock:
+            found = self._values.get(key)
+            check_invariant(found is not None, f"tensor {value} of microbatch {microbatch} read before made")
+            tensor, held = found or (torch.empty(0), 0)
+            self.reads_left[key] -= 1
+            if self.reads_left[key] == 0:
+                del self._values[key]
+                self.ledger.release(held)
+        return tensor
+
+    def add_gradient(self, microbatch: int, value: Value, gradient: tuple[Order, Tensor]) -> None:
+        """Keep the gradient of a boundary tensor that one consumer computed."""
+        order, tensor = gradient
+        entry = (order, tensor, self.ledger.hold(tensor, MemoryClass.ACTIVATIONS))
+        with self._lock:
+            self._gradients.setdefault((microbatch, value), []).append(entry)
+
+    def take_gradient(self, microbatch: int, value: Value, *, stage: int | None = None) -> Tensor | None:
+        """Return the sum over consumers (of one stage), later consumers first, as autograd does."""
+        key = (microbatch, value)
+        with self._lock:
+            entries = self._gradients.pop(key, [])
+            mine = [entry for entry in entries if stage in {None, entry[0][0]}]
+            rest = [entry for entry in entries if stage not in {None, entry[0][0]}]
+            if rest:
+                self._gradients[key] = rest
+        total = None
+        for _, tensor, held in sorted(mine, key=lambda entry: entry[0], reverse=True):
+            total = tensor if total is None else total + tensor
+            self.ledger.release(held)
+        return total
+
+    def check_empty(self) -> None:
+        """Raise InternalError when something was made and never used: the plan lost a task."""
+        left = [str(key) for kept in (self._values, self._gradients, self.graphs) for key in kept]
+        check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")

@@ -1,0 +1,248 @@
+"""Compare every step with one process (DESIGN 6): rank 0 holds the references, the others report.
+
+[Note: two references]
+(a) same microbatches, same summation order: bitwise equal with ordered reductions, else within tolerances.
+(b) the whole batch at once: loss 1e-6, gradients of a step from the same parameters 1e-5, parameters of an
+SGD run 1e-5 (AdamW turns rounding of near-zero gradients into full steps: not judged).
+Relative error = max|a - b| / max|b| per tensor, b the reference; the worst tensor counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from piper.runtime.context import RankContext
+from piper.runtime.init import batch_of_step
+from piper.runtime.outcome import Verification
+from piper.runtime.program import Program
+from piper.runtime.reference import Expected, SameTree, WholeBatch
+from piper.runtime.routes import offsets, owned_buckets, shard_range
+from piper.runtime.settings import RunSettings
+from piper.runtime.sources import Source
+from piper.runtime.step import StepState
+from simulator.plan import Plan
+
+LOSS_TOLERANCE = 1e-6
+GRADIENT_TOLERANCE = 1e-5
+PARAMETER_TOLERANCE = 1e-5
+"""DESIGN 6, fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What one rank has after a step.
+
+    Args:
+        rank: whose.
+        losses: microbatch -> sum of token losses (only with the last stage).
+        gradients: bucket -> gradient of its shard, before clipping.
+        parameters: bucket -> all its parameters, fp32.
+    """
+
+    rank: int
+    losses: dict[int, float]
+    gradients: dict[int, Tensor]
+    parameters: dict[int, Tensor]
+
+
+def gather_evidence(context: RankContext, step: StepState) -> list[Evidence] | None:
+    """Send this rank's evidence to rank 0, which gets everybody's; the others get None."""
+    plan, control = context.plan, context.groups.control
+    buckets = context.state.buckets
+    pieces = [part for i in buckets for part in (step.evidence[i], buckets[i].parameters.float())]
+    losses: list[Any] | None = [None] * plan.num_ranks if context.rank == 0 else None
+    dist.gather_object(step.losses, losses, dst=0, group=control)
+    if losses is None:
+        dist.send(torch.cat(pieces), dst=0, group=control)
+        return None
+    own = _unpack(plan, 0, torch.cat(pieces), losses=losses[0])
+    return [own, *(_receive(context, rank, losses[rank]) for rank in range(1, plan.num_ranks))]
+
+
+def _receive(context: RankContext, rank: int, losses: dict[int, float]) -> Evidence:
+    flat = torch.empty(sum(length for _, pair in _layout(context.plan, rank) for length in pair))
+    dist.recv(flat, src=rank, group=context.groups.control)
+    return _unpack(context.plan, rank, flat, losses=losses)
+
+
+def _layout(plan: Plan, rank: int) -> list[tuple[int, tuple[int, int]]]:
+    """Return (bucket, (elements of its gradient shard, of its parameters)) in sending order."""
+    home = plan.pipeline_rank_of(rank)
+    found = []
+    for bucket in owned_buckets(plan, home):
+        start, end = shard_range(plan, rank, bucket)
+        found.append((bucket, (end - start, plan.device_plans[home].buckets[bucket].padded_numel)))
+    return found
+
+
+def _unpack(plan: Plan, rank: int, flat: Tensor, *, losses: dict[int, float]) -> Evidence:
+    gradients, parameters = {}, {}
+    at = 0
+    for bucket, (shard, full) in _layout(plan, rank):
+        gradients[bucket] = flat[at : at + shard]
+        parameters[bucket] = flat[at + shard : at + shard + full]
+        at += shard + full
+    return Evidence(rank=rank, losses=losses, gradients=gradients, parameters=parameters)
+
+
+@dataclass(slots=True)
+class _Worst:
+    """The largest error seen of each kind, and what was not bitwise equal."""
+
+    errors: dict[str, float] = field(
+        default_factory=lambda: {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
+    )
+    differing: list[str] = field(default_factory=list)
+
+    def compare(self, kind: str, found: Tensor, expected: Tensor, *, scale: Tensor, what: str) -> None:
+        """Take a piece of a tensor; `scale` is the whole reference tensor."""
+        if found.shape == expected.shape and torch.equal(found, expected):
+            return
+        self.differing.append(what)
+        self.errors[kind] = max(self.errors[kind], relative_error(found, expected, scale=scale))
+
+
+def relative_error(found: Tensor, expected: Tensor, *, scale: Tensor) -> float:
+    """Return max|a - b| / max|b|, or max|a| where b is zero; inf for NaN."""
+    largest = float(scale.abs().max())
+    error = float((found.double() - expected.double()).abs().max()) / (largest or 1.0)
+    return error if math.isfinite(error) else math.inf
+
+
+class Verifier:
+    """Holds both references on rank 0 and keeps the worst errors."""
+
+    def __init__(self, plan: Plan, source: Source, *, program: Program, settings: RunSettings) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.same = SameTree(plan, source, program=program, settings=settings)
+        self.whole = WholeBatch(plan, source, settings=settings)
+        self.same_worst = _Worst()
+        self.whole_worst = _Worst()
+        self.start: dict[str, Tensor] = {
+            name: leaf.detach().float().clone() for (_, name), leaf in self.same.trained.items()
+        }
+
+    def compare(self, number: int, evidence: list[Evidence]) -> None:
+        """Compare one step with both references."""
+        batch = batch_of_step(self.plan, seed=self.settings.seed, step=number)
+        self._compare_same_tree(number, batch, evidence)
+        self._compare_whole_batch(number, batch, evidence)
+        self.start = self._parameters(evidence)
+        if self.settings.reductions == "native":
+            self.same.load({holder: self.start[holder[1]] for holder in self.same.masters})
+
+    def verification(self) -> Verification:
+        """Return the verdict over all steps so far."""
+        sgd = self.settings.optimizer.name == "sgd"
+        same, whole = self.same_worst.errors, self.whole_worst.errors
+        ordered = self.settings.reductions == "ordered"
+        holds = not self.same_worst.differing if ordered else _within(same, parameters=sgd)
+        return Verification(
+            verified=holds and _within(whole, parameters=sgd),
+            same_tree=dict(same),
+            whole_batch={**whole, "parameters": whole["parameters"] if sgd else None},
+            differing=tuple(self.same_worst.differing),
+        )
+
+    def _compare_same_tree(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
+        expected = self.same.step(number, batch)
+        worst = self.same_worst
+        found = self._losses(evidence)
+        for key, loss in sorted(expected.losses.items()):
+            ours = torch.tensor(found.get(key, math.nan), dtype=torch.float64)
+            theirs = torch.tensor(loss, dtype=torch.float64)
+            what = f"step {number} loss of replica {key[0]} microbatch {key[1]}"
+            worst.compare("loss", ours, theirs, scale=theirs, what=what)
+        for one in evidence:
+            self._compare_rank(number, one, expected)
+
+    def _compare_rank(self, number: int, one: Evidence, expected: Expected) -> None:
+        home = self.plan.pipeline_rank_of(one.rank)
+        for bucket in owned_buckets(self.plan, home):
+            shard_start, shard_end = shard_range(self.plan, one.rank, bucket)
+            for name, (start, end) in offsets(self.plan, home, bucket).items():
+                what = f"{name} on rank {one.rank}"
+                whole = expected.gradients[home, name].reshape(-1)
+                low, high = max(start, shard_start), min(end, shard_end)
+                if low < high:
+                    piece = one.gradients[bucket][low - shard_start : high - shard_start]
+                    part = whole[low - start : high - start]
+                    label = f"step {number} gradient of {what}"
+                    self.same_worst.compare("gradients", piece, part, scale=whole, what=label)
+                ours = one.parameters[bucket][start:end]
+                theirs = expected.parameters[home, name].reshape(-1).float()
+                label = f"step {number} parameter {what}"
+                self.same_worst.compare("parameters", ours, theirs, scale=theirs, what=label)
+
+    def _compare_whole_batch(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
+        worst = self.whole_worst
+        loss, gradients = self.whole.gradients(number, batch, self.start)
+        theirs = torch.tensor(loss, dtype=torch.float64)
+        ours = torch.tensor(
+            sum(self._losses(evidence).values()) / self.plan.training.tokens_per_step, dtype=torch.float64
+        )
+        worst.compare("loss", ours, theirs, scale=theirs, what=f"step {number} loss")
+        found = self._gradients(evidence)
+        for name, gradient in gradients.items():
+            if name in found:
+                flat = gradient.reshape(-1).float()
+                worst.compare(
+                    "gradients", found[name], flat, scale=flat, what=f"step {number} gradient of {name}"
+                )
+        trajectory = self.whole.trajectory(number, batch)
+        if trajectory is not None:
+            for name, parameter in self._parameters(evidence).items():
+                flat = trajectory[name].reshape(-1).float()
+                ours = parameter.reshape(-1)
+                worst.compare("parameters", ours, flat, scale=flat, what=f"step {number} parameter {name}")
+
+    def _losses(self, evidence: list[Evidence]) -> dict[tuple[int, int], float]:
+        coordinate = self.plan.mesh.coordinate
+        return {
+            (coordinate(one.rank, "dp"), microbatch): loss
+            for one in evidence
+            for microbatch, loss in sorted(one.losses.items())
+        }
+
+    def _gradients(self, evidence: list[Evidence]) -> dict[str, Tensor]:
+        """Return whole gradients, put together from the shards of all ranks."""
+        sizes = {parameter.name: parameter.numel for parameter in self.plan.parameters}
+        found: dict[str, Tensor] = {}
+        for one in evidence:
+            home = self.plan.pipeline_rank_of(one.rank)
+            for bucket in owned_buckets(self.plan, home):
+                shard_start, shard_end = shard_range(self.plan, one.rank, bucket)
+                for name, (start, end) in offsets(self.plan, home, bucket).items():
+                    low, high = max(start, shard_start), min(end, shard_end)
+                    if low < high:
+                        target = found.setdefault(name, torch.zeros(sizes[name]))
+                        piece = one.gradients[bucket][low - shard_start : high - shard_start]
+                        target[low - start : high - start] = piece
+        return found
+
+    def _parameters(self, evidence: list[Evidence]) -> dict[str, Tensor]:
+        """Return parameters by name, in their shapes; replicas are compared elsewhere."""
+        shapes = {parameter.name: parameter.shape for parameter in self.plan.parameters}
+        found: dict[str, Tensor] = {}
+        for one in evidence:
+            home = self.plan.pipeline_rank_of(one.rank)
+            for bucket in owned_buckets(self.plan, home):
+                for name, (start, end) in offsets(self.plan, home, bucket).items():
+                    if name not in found:
+                        found[name] = one.parameters[bucket][start:end].reshape(shapes[name])
+        return found
+
+
+def _within(errors: dict[str, float], *, parameters: bool) -> bool:
+    return (
+        errors["loss"] <= LOSS_TOLERANCE
+        and errors["gradients"] <= GRADIENT_TOLERANCE
+        and (not parameters or errors["parameters"] <= PARAMETER_TOLERANCE)
+    )

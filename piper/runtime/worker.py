@@ -1,0 +1,210 @@
+"""One rank: `for task in dispatch order: wait, run, record, free`. No schedule knowledge.
+
+[Note: the same plan]
+The worker reads nothing but its device plan: order, streams, waits. What a task does is in `handlers/`.
+Tensors are let go by their last reader, which the plan's reads determine (`routes.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter_ns
+from typing import NoReturn, assert_never
+
+import torch
+
+from piper.errors import RunFailedError
+from piper.runtime.context import RankContext
+from piper.runtime.handlers import collectives, compute, transfers, update
+from piper.runtime.init import batch_of_step
+from piper.runtime.progress import Phase
+from piper.runtime.recorder import Recorder
+from piper.runtime.step import StepState
+from piper.runtime.streams import StreamThread
+from simulator.plan import Task, TaskKind
+
+_STEPS_UNDER_WAY = 2
+"""A step may begin while transfers of the one before are still on their way."""
+
+_LOOK_S = 0.2
+"""How often a waiting stream looks whether another stream has failed."""
+
+Report = Callable[..., None]
+"""`ProgressBoard.report` for this rank: (phase, step=, position=, waits_for=)."""
+
+
+class TaskFailedError(Exception):
+    """An exception inside a task; its cause is the original one."""
+
+    def __init__(self, *, step: int, position: int) -> None:
+        self.step = step
+        self.position = position
+        super().__init__(f"step {step}, task {position}")
+
+
+class _StoppedError(Exception):
+    """Another stream failed: the one that raises this gives up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A step under way.
+
+    Args:
+        state: its tensors.
+        done: one event per task.
+        before: the step before, while it is under way too.
+    """
+
+    state: StepState
+    done: list[threading.Event]
+    before: Flight | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Executes the device plan of one rank, step after step.
+
+    Args:
+        context: plan, code, state.
+        recorder: keeps the times.
+        report: tells the launcher what this rank does.
+    """
+
+    context: RankContext
+    recorder: Recorder
+    report: Report
+    _tasks: tuple[Task, ...] = field(init=False)
+    _streams: dict[int, StreamThread] = field(init=False)
+    _flights: list[Flight] = field(default_factory=list)
+    _failure: TaskFailedError | None = None
+    _failed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._tasks = self.context.routes.tasks
+        names = self.context.routes.device.streams
+        self._streams = {i: StreamThread(name) for i, name in enumerate(names) if i > 0}
+        for stream in self._streams.values():
+            stream.start()
+
+    def run_step(self, number: int) -> StepState:
+        """Dispatch all tasks of a step; transfers and collectives may still be under way on return.
+
+        Raises: TaskFailedError naming the task.
+        """
+        batch = batch_of_step(self.context.plan, seed=self.context.settings.seed, step=number)
+        routes, ledger = self.context.routes, self.context.ledger
+        state = StepState.new(routes, number=number, batch=batch, ledger=ledger)
+        if len(self._flights) == _STEPS_UNDER_WAY:
+            self._finish(self._flights.pop(0))
+        before = self._flights[-1] if self._flights else None
+        flight = Flight(state=state, done=[threading.Event() for _ in self._tasks], before=before)
+        self._flights.append(flight)
+        self.recorder.begin_step(perf_counter_ns())
+        for position, task in enumerate(self._tasks):
+            dispatch_ns = perf_counter_ns()
+            if task.stream == 0:
+                self._perform(flight, position, dispatch_ns)
+            else:
+                self._streams[task.stream].submit(partial(self._perform_aside, flight, position, dispatch_ns))
+        return state
+
+    def drain(self) -> None:
+        """Wait until every task of every step is complete."""
+        while self._flights:
+            self._finish(self._flights.pop(0))
+
+    def close(self) -> None:
+        """End the stream threads."""
+        for stream in self._streams.values():
+            stream.finish()
+            stream.join()
+
+    def _finish(self, flight: Flight) -> None:
+        for position in range(len(self._tasks)):
+            self._wait(flight, position, for_position=position)
+        flight.before = None
+        flight.state.check_empty()
+
+    def _perform_aside(self, flight: Flight, position: int, dispatch_ns: int) -> None:
+        try:
+            self._perform(flight, position, dispatch_ns)
+        except TaskFailedError as failure:
+            self._failure = self._failure or failure
+            self._failed.set()
+        except _StoppedError:
+            return
+
+    def _perform(self, flight: Flight, position: int, dispatch_ns: int) -> None:
+        task, step = self._tasks[position], flight.state.number
+        for waited in task.waits:
+            self._wait(flight, waited, for_position=position)
+        if flight.before is not None:
+            for waited in task.previous_step_waits:
+                self._wait(flight.before, waited, for_position=position)
+        start_ns = perf_counter_ns()
+        if task.stream == 0:
+            self.report(Phase.RUNNING, step=step, position=position)
+        try:
+            with torch.no_grad():
+                perform(self.context, flight.state, task)
+        except Exception as error:
+            raise TaskFailedError(step=step, position=position) from error
+        self.context.ledger.mark()
+        self.recorder.record(step, position, (dispatch_ns, start_ns, start_ns, perf_counter_ns()))
+        flight.done[position].set()
+
+    def _wait(self, flight: Flight, position: int, *, for_position: int) -> None:
+        event = flight.done[position]
+        if event.is_set():
+            return
+        main = threading.current_thread() is threading.main_thread()
+        if main:
+            step = flight.state.number
+            self.report(Phase.WAITING, step=step, position=for_position, waits_for=position)
+        while not event.wait(_LOOK_S):
+            if self._failed.is_set():
+                self._stop(main=main)
+
+    def _stop(self, *, main: bool) -> NoReturn:
+        if main and self._failure is not None:
+            raise self._failure
+        raise _StoppedError
+
+
+def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa: C901, PLR0912
+    """Do what a task's kind says; one case per kind, so that a new kind is missed by the type checker."""
+    match task.kind:
+        case TaskKind.F:
+            compute.forward(context, step, task)
+        case TaskKind.R:
+            compute.recompute(context, step, task)
+        case TaskKind.B:
+            compute.backward(context, step, task)
+        case TaskKind.SEND_F:
+            transfers.send_activations(context, step, task)
+        case TaskKind.RECV_F:
+            transfers.receive_activations(context, step, task)
+        case TaskKind.SEND_B:
+            transfers.send_gradients(context, step, task)
+        case TaskKind.RECV_B:
+            transfers.receive_gradients(context, step, task)
+        case TaskKind.ALL_REDUCE:
+            collectives.all_reduce(context, step, task)
+        case TaskKind.REDUCE_SCATTER:
+            collectives.reduce_scatter(context, step, task)
+        case TaskKind.ALL_GATHER:
+            collectives.all_gather(context, step, task)
+        case TaskKind.NORM:
+            update.norm(context, step, task)
+        case TaskKind.UPDATE:
+            update.update(context, step, task)
+        case TaskKind.BI | TaskKind.BW | TaskKind.ALL_TO_ALL:
+            raise RunFailedError(
+                f"the runtime cannot run {task.kind.name} tasks yet; choose a schedule without them"
+            )
+        case _:
+            assert_never(task.kind)

@@ -1,0 +1,62 @@
+"""A small annotated decoder with everything that can go wrong: tied weights, dropout, buffers, in-place adds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from piper.annotation import annotate
+
+VOCABULARY, HIDDEN, HEADS, SEQ = 32, 24, 2, 12
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
+        self.shift = nn.Parameter(torch.zeros(HIDDEN))
+        self.drop = nn.Dropout(dropout)
+        self.register_buffer("gain", torch.linspace(0.5, 1.5, HIDDEN), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        x += self.shift
+        q, k, v = (
+            part.view(batch, seq, HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(batch, seq, HIDDEN)))
+        return x + self.drop(self.down(F.silu(self.up(self.norm2(x) * self.gain))))
+
+
+class Toy(nn.Module):
+    def __init__(self, *, layers: int = 4, tied: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.position = nn.Parameter(torch.zeros(SEQ, HIDDEN))
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
+        self.norm = nn.RMSNorm(HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        with annotate("PP"):
+            x = self.embed(tokens) + self.position
+        for layer in self.layers:
+            with annotate("PP"), annotate("LAYER"):
+                x = layer(x)
+        with annotate("PP"):
+            logits = self.head(self.norm(x)).float()
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def toy(**options: object) -> partial[Toy]:
+    """Return a factory of a toy model."""
+    return partial(Toy, **options)
