@@ -1,4 +1,4 @@
-"""Small plans built by hand, and a cost model with prices in whole nanoseconds, for tests of the simulator."""
+"""Small plans built by hand and a cost model in whole nanoseconds, for tests of the simulator."""
 
 from __future__ import annotations
 

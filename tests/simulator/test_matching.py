@@ -21,7 +21,9 @@ def test_every_send_of_a_pipeline_meets_the_receive_of_its_microbatch_and_back()
     plan = pipeline_plan(one_f_one_b_rows(4, 6))
     matching = match_tasks(plan)
     codes = [code for device in plan.device_plans for code in device.codes()]
-    pairs = {(codes[task], codes[matching.partner[task]]) for task in range(len(codes)) if matching.is_send[task]}
+    pairs = {
+        (codes[task], codes[matching.partner[task]]) for task in range(len(codes)) if matching.is_send[task]
+    }
     expected = {(f"{s}SEND_F{m}", f"{s + 1}RECV_F{m}") for s in range(3) for m in range(6)}
     expected |= {(f"{s + 1}SEND_B{m}", f"{s}RECV_B{m}") for s in range(3) for m in range(6)}
     assert pairs == expected

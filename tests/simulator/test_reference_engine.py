@@ -95,9 +95,7 @@ def test_a_message_one_byte_above_the_eager_limit_waits_for_its_receive():
     builder = PlanBuilder(pipeline_ranks=2)
     builder.devices[1].compute("busy", 50, microbatch=9)
     builder.transfer(0, 1, received_after=["busy"], size_bytes=65)
-    assert (0, "send>1", "0SEND_F0", 50, 58) in rows(
-        builder, transfer_ns=lambda *_: 8, eager_limit_bytes=64
-    )
+    assert (0, "send>1", "0SEND_F0", 50, 58) in rows(builder, transfer_ns=lambda *_: 8, eager_limit_bytes=64)
 
 
 def test_a_collective_starts_at_its_last_arrival_and_all_members_end_together():

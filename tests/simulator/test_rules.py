@@ -12,7 +12,15 @@ from simulator import rules
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(0.0, 0), (1e-9, 1), (1.1e-6, 1100), (1.0000000001e-9, 2), (0.1e-9, 1), (1.0, 10**9), (86_400.0, 86_400 * 10**9)],
+    [
+        (0.0, 0),
+        (1e-9, 1),
+        (1.1e-6, 1100),
+        (1.0000000001e-9, 2),
+        (0.1e-9, 1),
+        (1.0, 10**9),
+        (86_400.0, 86_400 * 10**9),
+    ],
 )
 def test_seconds_become_whole_ns_rounded_up_without_float_noise(seconds, expected):
     assert rules.duration_ns(seconds) == expected
