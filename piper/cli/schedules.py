@@ -88,14 +88,16 @@ def _required(option: str, value: int | None) -> int:
 
 def _check(name: str, counts: dict[str, int], *, costs: Costs, memory_cap: Fraction | None) -> None:
     """Raise IllegalPlanError with every violation of the rows."""
-    from piper.schedules import find_schedule, layout_of
-    from piper.schedules.rows import parse_rows, row_violations, stages_by_rank
+    from piper.schedules import stages_of, unchecked_rows
+    from piper.schedules.rows import row_violations
     from simulator.errors import IllegalPlanError
 
-    function = find_schedule(name, where=name)
-    rows = parse_rows(function(**counts, costs=dict(costs), memory_cap=memory_cap), where=name)
-    stages = stages_by_rank(
-        counts["num_pipeline_ranks"], counts["virtual_stages_per_rank"], layout=layout_of(function)
+    rows = unchecked_rows(name, **counts, costs=costs, memory_cap=memory_cap, where="schedule")
+    stages = stages_of(
+        name,
+        num_pipeline_ranks=counts["num_pipeline_ranks"],
+        virtual_stages_per_rank=counts["virtual_stages_per_rank"],
+        where="schedule",
     )
     violations = row_violations(rows, stages=stages, num_microbatches=counts["num_microbatches"])
     if violations:

@@ -17,7 +17,8 @@ and `gantt` (a schedule simulated and drawn without a model).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from types import ModuleType
@@ -106,30 +107,35 @@ def schedule_rows(
 
     Raises: StrategyError for unknown names, counts that the schedule refuses, and rows that cannot run.
     """
-    for field, value in (
-        ("num_pipeline_ranks", num_pipeline_ranks),
-        ("num_microbatches", num_microbatches),
-        ("virtual_stages_per_rank", virtual_stages_per_rank),
-    ):
-        fix = "give a whole number >= 1"
-        require_positive_int(value, where=where, field=field, fix=fix, error=StrategyError)
-    function = find_schedule(name, where=where)
-    counts = (num_pipeline_ranks, num_microbatches, virtual_stages_per_rank)
+    function, counts = _asked(
+        name, num_pipeline_ranks, num_microbatches, vp=virtual_stages_per_rank, where=where
+    )
     exact = tuple((parse_costs() if costs is None else costs).items())
-    try:
-        return _checked_rows(function, counts, costs=exact, memory_cap=memory_cap, where=where)
-    except StrategyError:
-        raise
-    except ValueError as error:
-        fix = "change the number of stages, microbatches or the memory cap, or take another schedule"
-        rule = f"cannot be used: {error}"
-        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
-    except Exception as error:
-        if not is_user_function(name) and name not in _REGISTERED:
-            raise
-        rule = f"fails: {type(error).__name__}: {error}"
-        fix = "make the function return rows for these counts, or raise ValueError"
-        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
+    with _user_errors(name, where):
+        return _checked_rows(function, counts, costs=exact, memory_cap=memory_cap, where=f"{where}: {name}")
+
+
+def unchecked_rows(
+    name: str,
+    *,
+    num_pipeline_ranks: int,
+    num_microbatches: int,
+    virtual_stages_per_rank: int = 1,
+    costs: Costs | None = None,
+    memory_cap: Fraction | None = None,
+    where: str = "strategy",
+) -> Rows:
+    """Return the rows of a schedule as they are: what `rows.row_violations` takes.
+
+    Args are those of `schedule_rows`.
+    Raises: StrategyError for unknown names, counts that the schedule refuses, and what is no pass.
+    """
+    function, counts = _asked(
+        name, num_pipeline_ranks, num_microbatches, vp=virtual_stages_per_rank, where=where
+    )
+    exact = tuple((parse_costs() if costs is None else costs).items())
+    with _user_errors(name, where):
+        return _rows_of(function, counts, costs=exact, memory_cap=memory_cap, where=f"{where}: {name}")
 
 
 def stages_of(
@@ -149,16 +155,68 @@ def layout_of(function: ScheduleFunction) -> str:
     return layout
 
 
+_Counts = tuple[int, int, int]
+"""Pipeline ranks, microbatches, virtual stages per rank."""
+
+
+def _asked(
+    name: str, num_pipeline_ranks: int, num_microbatches: int, *, vp: int, where: str
+) -> tuple[ScheduleFunction, _Counts]:
+    """Return the function and the counts, all whole and positive."""
+    for field, value in (
+        ("num_pipeline_ranks", num_pipeline_ranks),
+        ("num_microbatches", num_microbatches),
+        ("virtual_stages_per_rank", vp),
+    ):
+        fix = "give a whole number >= 1"
+        require_positive_int(value, where=where, field=field, fix=fix, error=StrategyError)
+    return find_schedule(name, where=where), (num_pipeline_ranks, num_microbatches, vp)
+
+
+@contextmanager
+def _user_errors(name: str, where: str) -> Iterator[None]:
+    """Turn what a schedule function raises into StrategyError; other errors of our own schedules stay."""
+    try:
+        yield
+    except StrategyError:
+        raise
+    except ValueError as error:
+        fix = "change the number of stages, microbatches or the memory cap, or take another schedule"
+        rule = f"cannot be used: {error}"
+        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
+    except Exception as error:
+        if not is_user_function(name) and name not in _REGISTERED:
+            raise
+        rule = f"fails: {type(error).__name__}: {error}"
+        fix = "make the function return rows for these counts, or raise ValueError"
+        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
+
+
 @lru_cache(maxsize=64)
 def _checked_rows(
     function: ScheduleFunction,
-    counts: tuple[int, int, int],
+    counts: _Counts,
     *,
     costs: tuple[tuple[str, Fraction], ...],
     memory_cap: Fraction | None,
     where: str,
 ) -> Rows:
-    """Call a schedule and check what it returns; a search asks for the same rows again and again."""
+    """Return checked rows; a search asks for the same ones again and again."""
+    rows = _rows_of(function, counts, costs=costs, memory_cap=memory_cap, where=where)
+    num_pipeline_ranks, num_microbatches, vp = counts
+    stages = stages_by_rank(num_pipeline_ranks, vp, layout=layout_of(function))
+    validate_rows(rows, stages=stages, num_microbatches=num_microbatches, where=where)
+    return rows
+
+
+def _rows_of(
+    function: ScheduleFunction,
+    counts: _Counts,
+    *,
+    costs: tuple[tuple[str, Fraction], ...],
+    memory_cap: Fraction | None,
+    where: str,
+) -> Rows:
     num_pipeline_ranks, num_microbatches, virtual_stages_per_rank = counts
     raw = function(
         num_pipeline_ranks=num_pipeline_ranks,
@@ -167,10 +225,7 @@ def _checked_rows(
         costs=dict(costs),
         memory_cap=memory_cap,
     )
-    rows = parse_rows(raw, where=f"{where}: schedule")
-    stages = stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout_of(function))
-    validate_rows(rows, stages=stages, num_microbatches=num_microbatches, where=f"{where}: schedule")
-    return rows
+    return parse_rows(raw, where=where)
 
 
 __all__ = [
@@ -187,5 +242,6 @@ __all__ = [
     "schedule_rows",
     "show_rows",
     "stages_of",
+    "unchecked_rows",
     "validate_rows",
 ]

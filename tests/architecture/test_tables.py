@@ -32,11 +32,6 @@ MODULES = {
     "simulator/engines": [target.partition(":")[0] for target in ENGINES.values()],
 }
 
-MACHINERY = {
-    "piper/schedules": {"costs", "gantt", "limits", "minimal_plan", "preview", "rows", "user_file"},
-}
-"""Files of a folder that are no entry of its table."""
-
 BORDER_OF_THE_COMMAND_LINE = {"entry", "failures", "options", "output", "jobs", "catalogue"}
 
 
@@ -48,7 +43,7 @@ def test_tables_list_every_file_of_a_catalogue(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", MODULES)
 def test_tables_list_every_file_of_a_folder(folder: str) -> None:
-    assert last_parts(MODULES[folder]) == entries_of(folder) - MACHINERY.get(folder, set())
+    assert last_parts(MODULES[folder]) == entries_of(folder)
 
 
 def test_tables_list_every_schedule() -> None:

@@ -16,6 +16,7 @@ from piper.schedules import (
     schedule_rows,
     show_rows,
     stages_of,
+    unchecked_rows,
 )
 from piper.schedules.rows import row_violations
 from tests.piper.schedules.oracles import parse, torch_rows
@@ -207,6 +208,13 @@ def test_a_users_function_that_is_wrong_is_an_input_error(user_file, function, r
         schedule_rows(f"{user_file}:{function}", num_pipeline_ranks=2, num_microbatches=3)
     assert rule in caught.value.rule
     assert caught.value.fix
+
+
+def test_rows_can_be_had_unchecked_to_list_what_is_wrong_with_them(user_file):
+    rows = unchecked_rows(f"{user_file}:lossy", num_pipeline_ranks=2, num_microbatches=1)
+    assert show_rows(rows) == [["0F0"], ["1F0"]]
+    with pytest.raises(StrategyError, match="keeps 3 microbatches in flight"):
+        unchecked_rows("gpipe", num_pipeline_ranks=2, num_microbatches=3, memory_cap=Fraction(2))
 
 
 def test_a_users_file_that_is_missing_or_fails_is_an_input_error(tmp_path):
