@@ -1,13 +1,16 @@
-"""Shared fixtures: golden texts."""
+"""Shared by all tests: golden texts, and a cache of captured models inside the checkout."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
+
+os.environ["PIPER_CACHE_DIR"] = str(Path(__file__).parents[1] / ".cache" / "piper")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from cost_models.ops import DTYPE_BYTES
 from piper.compiler.buffers import GRADIENT_BYTES, BufferBook, ComputeBuffers, add_static_buffers
@@ -86,58 +87,54 @@ class DeviceEmitter:
                 if self._last_compute == NONE:
                     self._ungated.append(len(self._tasks))
                 size = self._message_bytes(node, name.microbatch)
-                task = self._task(node, name.microbatch)
-                task = replace(
-                    task,
+                self._append(
+                    node,
+                    name.microbatch,
                     waits=() if self._last_compute == NONE else (self._last_compute,),
                     part=self._edge_part(node),
                     size_bytes=size,
                     allocates=self._stage(node, name.microbatch).of_receive(node, name.microbatch, size),
                 )
-                self._append(node, name.microbatch, task)
 
     def _compute(self, name: TaskName) -> None:
         for node in self._chains[name.stage, name.kind]:
             buffers = self._stage(node, name.microbatch).of(node, name.microbatch)
-            task = replace(
-                self._task(node, name.microbatch),
+            self._append(
+                node,
+                name.microbatch,
                 part=node.first_segment if self._is_part(node) else NONE,
                 work=self.works.of_compute(node, self.graph.micro_batch_sizes[name.microbatch]),
                 allocates=buffers.allocates,
                 reads=buffers.reads,
                 frees=buffers.frees,
             )
-            self._append(node, name.microbatch, task)
 
     def _send(self, name: TaskName) -> None:
         for node in self._transfers(name, SEND_KINDS):
             buffers = self._stage(node, name.microbatch).of_send(node, name.microbatch)
-            task = replace(
-                self._task(node, name.microbatch),
+            self._append(
+                node,
+                name.microbatch,
                 part=self._edge_part(node),
                 size_bytes=self._message_bytes(node, name.microbatch),
                 reads=buffers.reads,
                 frees=buffers.frees,
             )
-            self._append(node, name.microbatch, task)
 
     def _finish(self, node: Node) -> None:
         """Emit a task that runs once per step."""
-        task = self._task(node, NONE)
         bucket = next((b for b in self._buckets if b.name == node.bucket), None)
-        if bucket is not None:
-            task = replace(task, bucket=self._buckets.index(bucket))
+        number = NONE if bucket is None else self._buckets.index(bucket)
         if node.kind is TaskKind.NORM:
-            task = replace(task, work=self.works.of_norm(self._buckets))
-        elif node.kind is TaskKind.UPDATE and bucket is not None:
-            task = replace(task, work=self.works.of_update(bucket))
+            self._append(node, NONE, work=self.works.of_norm(self._buckets))
         elif bucket is None:
-            task = replace(task, size_bytes=DTYPE_BYTES["fp32"])
+            self._append(node, NONE, size_bytes=DTYPE_BYTES["fp32"])
+        elif node.kind is TaskKind.UPDATE:
+            self._append(node, NONE, bucket=number, work=self.works.of_update(bucket))
         else:
             gathers = node.kind is TaskKind.ALL_GATHER
             element = DTYPE_BYTES[self.graph.dtype] if gathers else GRADIENT_BYTES
-            task = replace(task, size_bytes=bucket.padded_numel * element)
-        self._append(node, NONE, task)
+            self._append(node, NONE, bucket=number, size_bytes=bucket.padded_numel * element)
 
     def _wait_for_previous_step(self) -> None:
         for position in self._ungated:
@@ -224,8 +221,9 @@ class DeviceEmitter:
         same = [n for n in self._own if n.kind is node.kind and n.stage == node.stage]
         return node.edge if len(same) > 1 else NONE
 
-    def _task(self, node: Node, microbatch: int) -> Task:
-        return Task(
+    def _append(self, node: Node, microbatch: int, **fields: Any) -> None:
+        """Append the task of a node; `fields` are what its kind adds, or `waits` in place of the graph's."""
+        task = Task(
             kind=node.kind,
             stage=node.stage,
             microbatch=microbatch,
@@ -235,10 +233,9 @@ class DeviceEmitter:
             peer=node.peer,
             edge=node.edge,
             group=self.groups[node.group] if node.kind in COLLECTIVE_KINDS else NONE,
-            waits=self._waits(node, microbatch),
+            waits=fields.pop("waits") if "waits" in fields else self._waits(node, microbatch),
+            **fields,
         )
-
-    def _append(self, node: Node, microbatch: int, task: Task) -> None:
         self._position[node.uid, microbatch] = len(self._tasks)
         if task.stream == COMPUTE_STREAM:
             self._last_compute = len(self._tasks)

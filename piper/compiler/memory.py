@@ -78,6 +78,15 @@ class StageMemory:
 
     def workspace_bytes(self, node: Node) -> int:
         """Return the largest transient bytes of a task of this stage."""
+        if node.uid not in self._workspace_bytes:
+            self._workspace_bytes[node.uid] = self._largest_workspace(node)
+        return self._workspace_bytes[node.uid]
+
+    @cached_property
+    def _workspace_bytes(self) -> dict[str, int]:
+        return {}
+
+    def _largest_workspace(self, node: Node) -> int:
         numbers = range(node.first_segment, node.last_segment + 1)
         if node.kind is TaskKind.B:
             return max(self._backward_workspace(i, node) for i in numbers)
@@ -180,11 +189,15 @@ class StageMemory:
         passing = {v for v in (*inputs, *outputs) if v not in self._kept_until}
         return cost.workspace_bytes + sum(map(self.value_bytes, sorted(passing)))
 
+    @cached_property
+    def _trained_numel(self) -> Mapping[str, int]:
+        return {p.name: p.numel for p in self.model.parameters if p.trainable}
+
     def _backward_workspace(self, number: int, node: Node) -> int:
         segment = self.model.segments[number]
         span = range(node.first_segment, node.last_segment + 1)
-        trained = {p.name: p.numel for p in self.model.parameters if p.trainable}
-        gradients = sum(trained.get(name, 0) for name in segment.parameters) * DTYPE_BYTES[self.model.dtype]
+        trained = sum(self._trained_numel.get(name, 0) for name in segment.parameters)
+        gradients = trained * DTYPE_BYTES[self.model.dtype]
         inner = [v for v in segment.inputs if v[0] in span]
         inner += [
             (number, output)

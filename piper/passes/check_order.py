@@ -20,15 +20,15 @@ class CheckOrder:
         """Return the graph; raises StrategyError naming the rank and the task."""
         for rank, row in enumerate(graph.rows):
             listed = [task for slot in row for task in slot]
-            wanted = _tasks(graph, rank)
+            wanted, present = _tasks(graph, rank), set(listed)
             for task in listed:
                 if task not in wanted:
                     raise _error(rank, task, "is not a task of this pipeline rank", fix="leave it out")
-            if len(set(listed)) != len(listed):
+            if len(present) != len(listed):
                 twice = next(task for i, task in enumerate(listed) if task in listed[:i])
                 raise _error(rank, twice, "stands twice in the order", fix="keep one of them")
             for task in wanted:
-                if task not in set(listed):
+                if task not in present:
                     raise _error(rank, task, "is missing from the order", fix="add it")
         return graph
 

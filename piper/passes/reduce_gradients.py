@@ -33,8 +33,8 @@ class ReduceGradients:
         dense = [_dense_buckets(graph, rank) for rank in range(graph.num_pipeline_ranks)]
         tied = _tied_sets(graph, dense)
         buckets = [
-            (*dense[rank], *(b for name, ranks, b in tied if rank in ranks))
-            for rank in range(graph.num_pipeline_ranks)
+            (*held, *(_held_by(held, bucket) for _, ranks, bucket in tied if rank in ranks))
+            for rank, held in enumerate(dense)
         ]
         graph = replace(graph, buckets=tuple(buckets))
         for rank, held in enumerate(buckets):
@@ -116,6 +116,11 @@ def _tied_sets(graph: Graph, dense: list[list[Bucket]]) -> list[tuple[str, tuple
         )  # fmt: skip
         found.append((bucket.name, holding, bucket))
     return found
+
+
+def _held_by(held: list[Bucket], tied: Bucket) -> Bucket:
+    """Return a tied set as one device sees it: with the stage that stores the parameters there."""
+    return replace(tied, stage=next(bucket.stage for bucket in held if overlaps(tied, bucket)))
 
 
 def _insert(graph: Graph, rank: int, buckets: tuple[Bucket, ...]) -> Graph:
