@@ -180,7 +180,7 @@ def _memory() -> Finding:
 def _cache() -> Finding:
     from piper.capture.cache import cache_folder
 
-    folder = cache_folder()
+    folder = cache_folder(None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f"write-test-{os.getpid()}"
@@ -191,6 +191,6 @@ def _cache() -> Finding:
             name="cache",
             value=str(folder),
             problem=f"cannot be written: {problem.strerror}",
-            fix="set PIPER_CACHE to a folder that you may write; without it every command captures again",
+            fix="set PIPER_CACHE_DIR to a folder that you may write; without it every command captures again",
         )
     return Finding(name="cache", value=str(folder))

@@ -173,8 +173,8 @@ def _bad_use(error: Any, command: str) -> InputError:
     return InputError(
         where="command line",
         field=error.option_name,
-        value="",
-        rule=f"cannot be used so: {error.message}",
+        value="(nothing)",
+        rule=f"cannot be used: {error.message}",
         fix=f"`{command} --help` shows examples",
     )
 

@@ -66,13 +66,14 @@ class PositiveNumber(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read a decimal number."""
         try:
-            number: float | str = float(value)
+            number = float(value)
         except ValueError:
-            number = str(value)
-        if isinstance(number, float) and not math.isfinite(number):
-            number = str(value)
+            number = math.nan
         return require_positive(
-            number, where="command line", field=_name_of(param), fix=f"write a number such as {self.example}"
+            number if number > 0 and math.isfinite(number) else str(value),
+            where="command line",
+            field=_name_of(param),
+            fix=f"write a number such as {self.example}",
         )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -21,7 +22,6 @@ from piper.errors import DoesNotFitError, RunFailedError
 from simulator.errors import IllegalPlanError
 
 ROOT = Path(__file__).resolve().parents[3]
-GOLDEN = ROOT / "tests" / "golden" / "piper" / "cli" / "options.txt"
 
 BAD = {"where": "here", "field": "f", "value": 1, "rule": "must be 2", "fix": "write 2"}
 EXIT_CODES = [
@@ -113,13 +113,9 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
     assert "130 interrupted" in out
 
 
-def test_cli_options_are_frozen() -> None:
-    """Add freely; a line that disappears or changes breaks someone's script. Renew: see below."""
-    found = "".join(f"{line}\n" for line in options())
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text(), "run: UPDATE_GOLDEN=1 pytest tests/piper/cli/test_border.py"
+def test_cli_options_are_frozen(golden: Callable[[str, str], None]) -> None:
+    """Add freely; a line that disappears or changes breaks someone's script."""
+    golden("piper/cli/options.txt", "".join(f"{line}\n" for line in options()))
 
 
 def options() -> list[str]:
