@@ -322,6 +322,16 @@ def test_a_next_step_that_does_not_wait_for_gathered_parameters_is_stale():
     assert stale.tasks == ("rank 1: 1F0", "rank 1: 1ALL_GATHER@dense0")
 
 
+def test_an_input_that_no_edge_carries_and_a_stage_without_segments_are_named():
+    plan = pipeline_plan()
+    cut = replace(plan, edges=(replace(plan.edges[0], values=(), grad_values=()),))
+    assert only(cut, "edge-missing").message == (
+        "segment 2 (part2) needs output 0 of segment 1 (part1) on another rank, but no edge carries it"
+    )
+    segments = tuple(replace(segment, stage=0) for segment in plan.segments)
+    assert only(replace(plan, segments=segments), "stage-lost").message.startswith("stage 1 has no segments")
+
+
 def test_an_index_out_of_range_is_reported_alone():
     plan = change(pipeline_plan(), 1, "1F0", edit=lambda task: replace(task, stream=9))
     assert [violation.rule for violation in check_plan(plan)] == ["index"]
