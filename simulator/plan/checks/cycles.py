@@ -9,33 +9,60 @@ eagerly only remove waits, so a plan without a cycle never hangs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from simulator.plan.checks.collectives import collective_sequences
-from simulator.plan.checks.facts import DeviceFacts, Facts
+from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
 from simulator.plan.checks.transfers import matched_transfers
 from simulator.plan.checks.violation import Violation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Events:
-    """Tasks joined into events; an event is known by its first task.
+    """Tasks of one or several devices, numbered one after another, joined into events.
 
     Args:
-        needs: by task, the tasks that must have completed before it starts.
-        event: by task, its event.
+        devices: the devices.
+        offsets: the number of each device's first task, and the number of tasks.
+        event: int64 [tasks], the event of each task; an event is known by its first task.
         members: tasks of each event of several tasks.
     """
 
-    needs: Sequence[Sequence[int]]
-    event: Sequence[int]
+    devices: Sequence[DeviceFacts]
+    offsets: Sequence[int]
+    event: Indices
     members: dict[int, list[int]]
 
     def tasks_of(self, event: int) -> Sequence[int]:
         return self.members.get(event, (event,))
+
+    def place(self, task: int) -> tuple[DeviceFacts, int]:
+        """Return the device of a task and its dispatch position."""
+        number = bisect_right(self.offsets, task) - 1
+        return self.devices[number], task - self.offsets[number]
+
+    def needs(self, task: int) -> list[int]:
+        """Return what must have completed before a task starts: its waits and the task before it."""
+        device, position = self.place(task)
+        offset, before = task - position, device.previous[position]
+        waits = device.plan.tasks.waits.row(position)
+        return [offset + need for need in ((*waits, before) if before >= 0 else waits)]
+
+    def pairs(self) -> tuple[Indices, Indices]:
+        """Return every (event that is needed, event that needs it)."""
+        needed, needing = [], []
+        for device, offset in zip(self.devices, self.offsets, strict=False):
+            waits, before = device.plan.tasks.waits, np.array(device.previous, dtype=np.int64)
+            tasks = np.arange(len(before))
+            needed += [waits.values + offset, before[before >= 0] + offset]
+            needing += [np.repeat(tasks, np.diff(waits.starts)) + offset, tasks[before >= 0] + offset]
+        return self.event[np.concatenate(needed)], self.event[np.concatenate(needing)]
 
 
 def check_cycles(facts: Facts) -> list[Violation]:
@@ -43,7 +70,8 @@ def check_cycles(facts: Facts) -> list[Violation]:
     found = []
     for device in facts.devices:
         if device.stuck:
-            events = _Events(needs=_needs(device, 0), event=range(len(device.previous)), members={})
+            count = len(device.previous)
+            events = _Events(devices=(device,), offsets=(0, count), event=np.arange(count), members={})
             cycle = _cycle(events, frozenset(device.stuck))
             chain = " -> ".join(device.codes[task] for task in cycle)
             message = f"tasks wait for each other: rank {device.rank}: {chain} (each waits for the next)"
@@ -58,8 +86,8 @@ def check_rendezvous(facts: Facts) -> list[Violation]:
     blocked = _blocked(events)
     if not blocked:
         return []
-    device_of = [(device, task) for device in facts.devices for task in range(len(device.previous))]
-    names = [device_of[task][0].name(device_of[task][1]) for task in _cycle(events, blocked)]
+    places = [events.place(task) for task in _cycle(events, blocked)]
+    names = [device.name(position) for device, position in places]
     message = (
         "circular wait when every send waits for its receive; each waits for or goes with the next: "
         f"{' -> '.join(names)} ({_num_tasks(events, blocked)} of {len(events.event)} tasks never start)"
@@ -67,31 +95,19 @@ def check_rendezvous(facts: Facts) -> list[Violation]:
     return [Violation(rule="circular-wait", message=message, tasks=tuple(dict.fromkeys(names)))]
 
 
-def _needs(device: DeviceFacts, offset: int) -> list[list[int]]:
-    """Return by task what must have completed before it starts, numbered from `offset`."""
-    waits = device.plan.tasks.waits.to_rows()
-    return [
-        [offset + need for need in (*row, before)] if before >= 0 else [offset + need for need in row]
-        for row, before in zip(waits, device.previous, strict=True)
-    ]
-
-
 def _joint_events(facts: Facts) -> _Events:
     sizes = [len(device.previous) for device in facts.devices]
     offsets = list(accumulate(sizes, initial=0))
     joint = [((match.source, match.send), (match.target, match.recv)) for match in matched_transfers(facts)]
     together: list[Sequence[tuple[int, int]]] = [*joint, *_joint_collectives(facts)]
-    event = list(range(offsets[-1]))
+    event = np.arange(offsets[-1])
     members: dict[int, list[int]] = {}
     for places in together:
         tasks = sorted(offsets[rank] + task for rank, task in places)
         members[tasks[0]] = tasks
-        for task in tasks:
+        for task in tasks[1:]:
             event[task] = tasks[0]
-    needs = [
-        row for device, offset in zip(facts.devices, offsets, strict=False) for row in _needs(device, offset)
-    ]
-    return _Events(needs=needs, event=event, members=members)
+    return _Events(devices=facts.devices, offsets=offsets, event=event, members=members)
 
 
 def _joint_collectives(facts: Facts) -> list[Sequence[tuple[int, int]]]:
@@ -107,16 +123,14 @@ def _joint_collectives(facts: Facts) -> list[Sequence[tuple[int, int]]]:
 def _blocked(events: _Events) -> frozenset[int]:
     """Return the events that no order can start."""
     num_tasks = len(events.event)
-    missing = [0] * num_tasks
-    followers: list[list[int]] = [[] for _ in range(num_tasks)]
-    for task, row in enumerate(events.needs):
-        event = events.event[task]
-        missing[event] += len(row)
-        for need in row:
-            followers[events.event[need]].append(event)
-    ready = [task for task in range(num_tasks) if events.event[task] == task and missing[task] == 0]
+    needed, needing = events.pairs()
+    missing = np.bincount(needing, minlength=num_tasks).tolist()
+    starts = np.concatenate([[0], np.cumsum(np.bincount(needed, minlength=num_tasks))]).tolist()
+    followers = needing[np.argsort(needed, kind="stable")].tolist()
+    is_event = events.event == np.arange(num_tasks)
+    ready = np.flatnonzero(is_event & (np.array(missing, dtype=np.int64) == 0)).tolist()
     for event in ready:
-        for follower in followers[event]:
+        for follower in followers[starts[event] : starts[event + 1]]:
             missing[follower] -= 1
             if missing[follower] == 0:
                 ready.append(follower)
@@ -135,7 +149,7 @@ def _cycle(events: _Events, blocked: frozenset[int]) -> list[int]:
     while start not in reached:
         event = queue.popleft()
         for task, need in _blocked_needs(events, event, blocked):
-            target = events.event[need]
+            target = int(events.event[need])
             if target not in reached:
                 reached[target] = (task, need)
                 queue.append(target)
@@ -152,11 +166,11 @@ def _event_on_cycle(events: _Events, blocked: frozenset[int]) -> int:
     event, seen = min(blocked), set[int]()
     while event not in seen:
         seen.add(event)
-        event = events.event[_blocked_needs(events, event, blocked)[0][1]]
+        event = int(events.event[_blocked_needs(events, event, blocked)[0][1]])
     return event
 
 
 def _blocked_needs(events: _Events, event: int, blocked: frozenset[int]) -> list[tuple[int, int]]:
     """Return (task of the event, task it needs) for every need that is blocked itself."""
-    pairs = ((task, need) for task in events.tasks_of(event) for need in events.needs[task])
-    return [(task, need) for task, need in pairs if events.event[need] in blocked]
+    pairs = ((task, need) for task in events.tasks_of(event) for need in events.needs(task))
+    return [(task, need) for task, need in pairs if int(events.event[need]) in blocked]
