@@ -68,7 +68,7 @@ def load_timeline(path: str | Path) -> Timeline:
             )
     except FileNotFoundError as error:
         raise _error(source, "does not exist", fix=fix) from error
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise _error(source, f"is no timeline file ({error})", fix=fix) from error
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import simulator
 from simulator import simulate
-from simulator.engines import ENGINES, load_engine
+from simulator.engines import ENGINES
 from simulator.errors import PlanError
 from simulator.plan import TaskKind
 from simulator.simulation import has_settled
@@ -35,15 +35,22 @@ def test_steps_auto_looks_beyond_a_first_step_that_only_waits_for_the_host():
 def test_steps_that_do_not_settle_end_after_four_with_a_warning():
     builder = PlanBuilder()
     device = builder.devices[0]
-    device.compute("b", 10, microbatch=0, previous_step_waits=["a"])
     bucket, group = device.bucket("d"), builder.group("dp0", "dp", [0])
-    device.task("a", K.ALL_REDUCE, "dp", group=group, bucket=bucket, previous_step_waits=["b"])
-    timeline = simulate(builder.build(), FakeCostModel(collective_ns=lambda *_: 1))
-    assert timeline.step_end_ns.tolist() == [10, 11, 21, 22]
-    assert timeline.step_time_ns == 1
+
+    def reduce(name, size, **waits):
+        device.task(name, K.ALL_REDUCE, name, group=group, bucket=bucket, size_bytes=size, **waits)
+
+    device.compute("x", 1, microbatch=0, previous_step_waits=["w"])
+    for name, after in (("z1", "x"), ("z2", "z1"), ("z3", "z2")):
+        reduce(name, 3, waits=[after])
+    reduce("y", 1, previous_step_waits=["z3"])
+    reduce("w", 1, waits=["y"])
+    timeline = simulate(builder.build(), FakeCostModel(collective_ns=lambda kind, size, ranks: size))
+    assert timeline.step_end_ns.tolist() == [10, 13, 22, 25]
+    assert timeline.step_time_ns == 3
     (warning,) = timeline.warnings
     assert warning.startswith(
-        "the step time had not settled after 4 steps (1e-08 s, 1e-09 s, 1e-08 s, 1e-09 s)"
+        "the step time had not settled after 4 steps (1e-08 s, 3e-09 s, 9e-09 s, 3e-09 s)"
     )
 
 

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from simulator import simulate
+from simulator.errors import PlanError
+from simulator.plan import TaskKind
+from simulator.timeline.plots import plot_memory, plot_timeline
+from simulator.timeline.plots import steps as plot_steps
+from tests.plans import Costs, FakeCostModel, one_f_one_b_rows, pipeline_plan
+
+GIB = 1 << 30
+COSTS = Costs(
+    forward_ns=2_000_000,
+    backward_ns=4_000_000,
+    update_ns=900_000,
+    activation_bytes=GIB,
+    parameter_bytes=2 * GIB,
+)
+MODEL = FakeCostModel(transfer_ns=lambda *_: 90_000, collective_ns=lambda *_: 2_000_000)
+
+
+def timeline_of(ranks):
+    return simulate(pipeline_plan(one_f_one_b_rows(ranks, 6), costs=COSTS, replicas=2, clip=True), MODEL)
+
+
+@pytest.fixture(scope="module")
+def timeline():
+    return timeline_of(4)
+
+
+def has_colour(picture, colour, tolerance=0.02):
+    wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return bool((np.abs(picture[..., :3] - wanted).max(axis=-1) < tolerance).any())
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 12])
+def test_the_timeline_shows_forward_backward_update_and_communication_in_their_colours(tmp_path, ranks):
+    picture = matplotlib.image.imread(plot_timeline(timeline_of(ranks), tmp_path / "t.png"))
+    for kind in (TaskKind.F, TaskKind.B, TaskKind.UPDATE, TaskKind.ALL_REDUCE):
+        assert has_colour(picture, plot_steps.COLOURS[kind])
+    assert picture.shape[1] == 14 * 160
+
+
+def test_more_ranks_make_a_taller_picture_with_thinner_lanes(tmp_path):
+    heights = [
+        matplotlib.image.imread(plot_timeline(timeline_of(ranks), tmp_path / f"{ranks}.png")).shape[0]
+        for ranks in (4, 32)
+    ]
+    assert heights[0] < heights[1] < 8 * heights[0]
+
+
+def test_svg_pictures_name_ranks_streams_microbatches_and_kinds(tmp_path, timeline):
+    text = plot_timeline(timeline, tmp_path / "t.svg", title="A fine plan").read_text()
+    for words in (
+        "A fine plan",
+        "rank 0 (x2)",
+        "rank 6 (x2)",
+        "send&gt;1",
+        "F forward",
+        "all-reduce",
+        "time in the step (ms)",
+    ):
+        assert words in text
+
+
+def test_stages_of_one_rank_get_lighter_shades(timeline):
+    track = replace(timeline.tracks[0], stages=(0, 4, 8))
+    names = [plot_steps.TaskName(kind=TaskKind.F, stage=stage) for stage in (0, 4, 8)]
+    shades = [plot_steps._colour(track, name) for name in names]
+    assert shades[0] == plot_steps.COLOURS[TaskKind.F]
+    assert len(set(shades)) == 3
+    assert sorted(shades) == shades
+
+
+def test_the_memory_plot_shows_classes_the_peak_and_a_limit_that_is_near(tmp_path, timeline):
+    path = plot_memory(timeline, tmp_path / "m.svg", device_memory_bytes=11 * GIB)
+    text = path.read_text()
+    for words in ("activations", "parameters", "peak", "usable 11 GiB", "rank 0", "10 GiB at"):
+        assert words in text
+    assert "optimizer" not in text
+    far = plot_memory(timeline, tmp_path / "far.svg", device_memory_bytes=80 * GIB).read_text()
+    assert "usable" not in far
+
+
+def test_a_memory_plot_of_many_ranks_is_a_grid_of_small_panels(tmp_path):
+    text = plot_memory(timeline_of(18), tmp_path / "m.svg").read_text()
+    assert all(f"rank {2 * rank}: " in text for rank in range(18))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("draw", [plot_timeline, plot_memory])
+def test_the_same_timeline_gives_the_same_bytes(tmp_path, timeline, draw, suffix):
+    first, second = (draw(timeline, tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab")
+    assert first == second
+
+
+@pytest.mark.parametrize("draw", [plot_timeline, plot_memory])
+def test_another_suffix_and_a_missing_folder_are_refused_with_a_fix(tmp_path, timeline, draw):
+    with pytest.raises(PlanError) as caught:
+        draw(timeline, tmp_path / "picture.gif")
+    assert (caught.value.field, caught.value.fix) == ("path", "write picture.png")
+    with pytest.raises(PlanError) as caught:
+        draw(timeline, tmp_path / "none" / "picture.png")
+    assert "writable" in caught.value.fix
+
+
+def test_a_timeline_draws_itself(tmp_path, timeline):
+    assert timeline.plot(tmp_path / "t.png").stat().st_size > 10_000
