@@ -18,11 +18,15 @@ from piper.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One open scope: its tag name, its index, and a number unique among all scopes of the trace."""
+    """One open scope: its tag name, its index, and a number unique among all scopes of the trace.
+
+    `counted`: the index came from counting the entries of this name, not from the user.
+    """
 
     name: str
     index: int
     uid: int
+    counted: bool = True
 
 
 Stack = tuple[Annotation, ...]
@@ -48,7 +52,7 @@ class Trace:
         """Push a scope; the index is the next one of its name unless given."""
         number = self._next_index.get(name, 0) if index is None else index
         self._next_index[name] = number + 1
-        annotation = Annotation(name, number, self._next_uid)
+        annotation = Annotation(name, number, self._next_uid, counted=index is None)
         self._next_uid += 1
         self.stack = (*self.stack, annotation)
         return annotation

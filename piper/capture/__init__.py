@@ -1,1 +1,85 @@
-"""Capture: an annotated module becomes segments with their operations and memory."""
+"""Capture: an annotated module becomes segments with their operations and memory.
+
+The module runs on meta tensors (shapes, no numbers) while a dispatch mode notes every kernel, every tensor
+saved for backward, and every tensor that crosses from one scope to another. What the cache knows needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cost_models.errors import require_positive_int
+from piper.capture.cache import cache_folder, cache_key, load, store
+from piper.errors import ModelError
+from piper.graph.captured import CapturedModel
+from simulator.plan import ModelFacts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Source(Protocol):
+    """What capture needs of a model that is not built yet (`piper.models.ModelSource`)."""
+
+    @property
+    def name(self) -> str:
+        """Return the name for reports and messages."""
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Return counts for reports, if they are known."""
+
+    def fingerprint(self) -> str | None:
+        """Return a key of all that decides what the module computes, or None."""
+
+    def build(self, *, dtype: str, device: str, seq_len: int | None = None) -> nn.Module:
+        """Return the annotated module."""
+
+
+def capture(
+    source: Source | nn.Module,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    dtype: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+    dedupe: bool = True,
+) -> CapturedModel:
+    """Return the segments of a model at one microbatch size.
+
+    Args:
+        source: from `piper.models.find_model`, or an annotated module (left untouched, never cached).
+        micro_batch: sequences per microbatch.
+        seq_len: tokens per sequence.
+        dtype: "fp32", "bf16" or "fp16".
+        cache_dir: folder of the cache; default $PIPER_CACHE_DIR or ~/.cache/piper.
+        dedupe: run repeated blocks once; the result is the same.
+    Raises: ModelError for sizes, dtypes and modules that cannot be captured.
+    """
+    name = getattr(source, "name", None) or type(source).__name__
+    fix = "give a whole number >= 1"
+    require_positive_int(micro_batch, where=name, field="micro_batch", fix=fix, error=ModelError)
+    require_positive_int(seq_len, where=name, field="seq_len", fix=fix, error=ModelError)
+    sizes: dict[str, Any] = {"micro_batch": micro_batch, "seq_len": seq_len, "dtype": dtype}
+    fingerprint = getattr(source, "fingerprint", lambda: None)()
+    if fingerprint is None:
+        return _captured(source, name=name, sizes=sizes, dedupe=dedupe)
+    facts = getattr(source, "facts", None)
+    folder, key = cache_folder(cache_dir), cache_key(fingerprint, **sizes)
+    model = load(folder, key)
+    if model is None:
+        model = _captured(source, name=name, sizes=sizes, dedupe=dedupe)
+        store(folder, key, model)
+    return model if facts is None else replace(model, facts=facts)
+
+
+def _captured(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
+    from piper.capture.fresh import capture_fresh
+
+    return capture_fresh(source, name=name, sizes=sizes, dedupe=dedupe)
+
+
+__all__ = ["CapturedModel", "Source", "capture"]

@@ -1,0 +1,197 @@
+"""From recordings of a module to a `CapturedModel`.
+
+Three recordings: with gradients (forward and backward), without (what a recompute throws away), and without
+at one sequence more per microbatch, which shows the microbatch dimension of every boundary tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from cost_models.ops import Operation, merge_equal
+from piper.annotation import tags_of
+from piper.capture.dtypes import name_of
+from piper.capture.records import (
+    PassRecord,
+    Record,
+    ReplayRecord,
+    SegmentRecord,
+    Value,
+    saved_inputs,
+    saved_inside,
+    saved_outputs,
+)
+from piper.capture.run import Run
+from piper.errors import ModelError
+from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
+from simulator.plan import ModelFacts, Parameter, TensorSpec
+
+
+def assemble(
+    module: nn.Module, *, runs: tuple[Run, Run, Run], facts: ModelFacts | None, sizes: tuple[int, int, str]
+) -> CapturedModel:
+    """Return the captured model.
+
+    Args:
+        module: on the meta device.
+        runs: with gradients, without, and without at a larger microbatch.
+        facts: counts for reports, or None to count what can be counted.
+        sizes: micro_batch, seq_len, dtype.
+    """
+    trained, thrown_away, _ = runs
+    micro_batch, seq_len, dtype = sizes
+    where = trained.recorder.where
+    outputs = [run.outputs() for run in runs]
+    _require_same_segments(trained, runs[1:], where=where)
+    costs = Costs()
+    names = segment_names(trained.recorder.segments)
+    number = {value: i for values in outputs[0] for i, value in enumerate(values)}
+    segments = tuple(
+        CapturedSegment(
+            name=names[i],
+            tags=tags_of(record.stack),
+            parameters=tuple(record.parameters),
+            inputs=tuple(
+                (value.producer, value.order if value.producer < 0 else number[value])
+                for value in record.inputs
+            ),
+            outputs=tuple(
+                _spec(value, more, sizes=(micro_batch, micro_batch + 1), where=f"{where}: {names[i]}")
+                for value, more in zip(values, larger_values, strict=True)
+            ),
+            forward=costs.forward(record, values),
+            forward_no_grad=costs.forward(thrown_away.recorder.segments[i], outputs[1][i]),
+            backward=costs.backward(record, values),
+            saved_bytes=costs.saved_bytes(record, values),
+            inputs_saved=saved_inputs(_original(record)),
+            outputs_saved=saved_outputs(_original(record), _own_values(record, values)),
+        )
+        for i, (record, values, larger_values) in enumerate(
+            zip(trained.recorder.segments, outputs[0], outputs[2], strict=True)
+        )
+    )
+    parameters = tuple(
+        Parameter(name=name, shape=tuple(parameter.shape), trainable=parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+    )
+    return CapturedModel(
+        facts=facts or _counted_facts(where, parameters, segments),
+        parameters=parameters,
+        segments=segments,
+        buffer_bytes=sum(buffer.untyped_storage().nbytes() for buffer in module.buffers()),
+        micro_batch=micro_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+    )
+
+
+class Costs:
+    """Costs of segments; equal replays share one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], PassCost] = {}
+
+    def forward(self, record: Record, outputs: Sequence[Value]) -> PassCost:
+        """Return the forward's cost, given which of its tensors are outputs."""
+        original, own = _original(record), _own_values(record, outputs)
+        kept = (*saved_inside(original, own), *(value.storage for value in own))
+        return self._cost(original.forward, kept=kept, alive_before={}, extra=())
+
+    def backward(self, record: Record, outputs: Sequence[Value]) -> PassCost:
+        """Return the backward's cost."""
+        original = _original(record)
+        extra = tuple(record.extra_backward) if isinstance(record, ReplayRecord) else ()
+        saved = saved_inside(original, _own_values(record, outputs))
+        return self._cost(original.backward, kept=tuple(original.grads_out), alive_before=saved, extra=extra)
+
+    def saved_bytes(self, record: Record, outputs: Sequence[Value]) -> int:
+        """Return the bytes kept from F to B, apart from inputs and outputs."""
+        return sum(saved_inside(_original(record), _own_values(record, outputs)).values())
+
+    def _cost(
+        self,
+        done: PassRecord,
+        *,
+        kept: tuple[int, ...],
+        alive_before: dict[int, int],
+        extra: tuple[Operation, ...],
+    ) -> PassCost:
+        kept = tuple(dict.fromkeys(kept))
+        key = (id(done), kept, tuple(alive_before), extra)
+        if key not in self._known:
+            self._known[key] = PassCost(
+                operations=merge_equal((*done.operations, *extra)),
+                workspace_bytes=done.workspace_bytes(kept=kept, alive_before=alive_before),
+            )
+        return self._known[key]
+
+
+def segment_names(records: Sequence[Record]) -> list[str]:
+    """Return a name for each segment: the module that owns its parameters, else its outermost tag."""
+    owners = [_owner(record) for record in records]
+    return [
+        owner
+        if owner and owners.count(owner) == 1
+        else "".join(f"{a.name}{a.index}" for a in record.stack[:1])
+        for owner, record in zip(owners, records, strict=True)
+    ]
+
+
+def _owner(record: Record) -> str:
+    paths = [name.split(".")[:-1] for name in record.parameters]
+    shared = [steps[0] for steps in zip(*paths, strict=False) if len(set(steps)) == 1]
+    return ".".join(shared[1:] if shared[:1] == ["model"] else shared)
+
+
+def _original(record: Record) -> SegmentRecord:
+    return record.original if isinstance(record, ReplayRecord) else record
+
+
+def _own_values(record: Record, outputs: Sequence[Value]) -> list[Value]:
+    """Return outputs as the recording knows them that the costs come from."""
+    if isinstance(record, ReplayRecord):
+        return [record.original_of[value] for value in outputs]
+    return list(outputs)
+
+
+def _spec(value: Value, larger: Value, *, sizes: tuple[int, int], where: str) -> TensorSpec:
+    changed = [dim for dim, (a, b) in enumerate(zip(value.shape, larger.shape, strict=False)) if a != b]
+    grows = all(value.shape[dim] * sizes[1] == larger.shape[dim] * sizes[0] for dim in changed)
+    if len(value.shape) != len(larger.shape) or len(changed) > 1 or not grows:
+        raise ModelError(
+            where=where, field="boundary tensor", value=list(value.shape),
+            rule=f"becomes {list(larger.shape)} with one sequence more",
+            fix="let one dimension of every tensor between scopes grow with the microbatch",
+        )  # fmt: skip
+    return TensorSpec(
+        shape=value.shape,
+        dtype=name_of(value.dtype, where=where),
+        batch_dim=changed[0] if changed else None,
+        requires_grad=value.requires_grad,
+    )
+
+
+def _require_same_segments(run: Run, others: Sequence[Run], *, where: str) -> None:
+    for other in others:
+        same = [tags_of(a.stack) for a in run.recorder.segments] == [
+            tags_of(b.stack) for b in other.recorder.segments
+        ]
+        if not same or [len(a) for a in run.outputs()] != [len(b) for b in other.outputs()]:
+            raise ModelError(
+                where=where, field="segments", value=len(run.recorder.segments),
+                rule="depend on the microbatch or on whether gradients are taken",
+                fix="run the same scopes in every forward pass",
+            )  # fmt: skip
+
+
+def _counted_facts(
+    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment]
+) -> ModelFacts:
+    count = sum(parameter.numel for parameter in parameters)
+    layers = {dict(segment.tags)["LAYER"] for segment in segments if "LAYER" in dict(segment.tags)}
+    return ModelFacts(
+        name=name, n_parameters=count, n_active_parameters=count, layers=len(layers),
+        hidden=0, heads=0, head_dim=0, vocabulary=0,
+    )  # fmt: skip

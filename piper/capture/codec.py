@@ -1,0 +1,136 @@
+"""`CapturedModel` as JSON, both ways: equal operations, passes and segment bodies are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cost_models.ops import Operation, OpKind
+from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
+from simulator.plan import ModelFacts, Parameter, TensorSpec
+
+FORMAT = 1
+
+
+class _Table:
+    """Numbers equal rows in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._number: dict[Any, int] = {}
+
+    def number(self, key: Any, row: Any) -> int:
+        found = self._number.get(key)
+        if found is None:
+            found = self._number[key] = len(self.rows)
+            self.rows.append(row)
+        return found
+
+
+def to_json(model: CapturedModel) -> dict[str, Any]:
+    """Return the JSON object of a captured model."""
+    operations, passes, bodies = _Table(), _Table(), _Table()
+
+    def number_of(cost: PassCost) -> int:
+        row = [[operations.number(op, _operation_row(op)) for op in cost.operations], cost.workspace_bytes]
+        return passes.number(cost, row)
+
+    segments = []
+    for segment in model.segments:
+        body = [
+            number_of(segment.forward),
+            number_of(segment.forward_no_grad),
+            number_of(segment.backward),
+            segment.saved_bytes,
+            list(segment.inputs_saved),
+            list(segment.outputs_saved),
+            [[list(spec.shape), spec.dtype, spec.batch_dim, spec.requires_grad] for spec in segment.outputs],
+        ]
+        segments.append(
+            [bodies.number(repr(body), body), segment.name, segment.tags, segment.parameters, segment.inputs]
+        )
+    return {
+        "format": FORMAT,
+        "facts": asdict(model.facts),
+        "parameters": [[p.name, p.shape, p.trainable] for p in model.parameters],
+        "operations": operations.rows,
+        "passes": passes.rows,
+        "bodies": bodies.rows,
+        "segments": segments,
+        "buffer_bytes": model.buffer_bytes,
+        "micro_batch": model.micro_batch,
+        "seq_len": model.seq_len,
+        "dtype": model.dtype,
+    }
+
+
+def from_json(data: dict[str, Any]) -> CapturedModel:
+    """Read what `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']}")
+    operations = [_operation(row) for row in data["operations"]]
+    passes = [
+        PassCost(operations=tuple(operations[i] for i in row), workspace_bytes=workspace)
+        for row, workspace in data["passes"]
+    ]
+    bodies = [_body(row, passes) for row in data["bodies"]]
+    return CapturedModel(
+        facts=ModelFacts(**data["facts"]),
+        parameters=tuple(
+            Parameter(name=name, shape=tuple(shape), trainable=trainable)
+            for name, shape, trainable in data["parameters"]
+        ),
+        segments=tuple(
+            CapturedSegment(
+                name=name,
+                tags=tuple((tag, index) for tag, index in tags),
+                parameters=tuple(parameters),
+                inputs=tuple((source, output) for source, output in inputs),
+                **bodies[body],
+            )
+            for body, name, tags, parameters, inputs in data["segments"]
+        ),
+        buffer_bytes=data["buffer_bytes"],
+        micro_batch=data["micro_batch"],
+        seq_len=data["seq_len"],
+        dtype=data["dtype"],
+    )
+
+
+def _operation_row(op: Operation) -> list[Any]:
+    return [
+        op.kind.value,
+        op.name,
+        list(op.shape),
+        op.dtype,
+        op.flops,
+        op.bytes,
+        op.count,
+        op.causal,
+        op.direction,
+    ]
+
+
+def _operation(row: Sequence[Any]) -> Operation:
+    kind, name, shape, dtype, flops, moved, count, causal, direction = row
+    return Operation(
+        kind=OpKind(kind), name=name, shape=tuple(shape), dtype=dtype, flops=flops, bytes=moved,
+        count=count, causal=causal, direction=direction,
+    )  # fmt: skip
+
+
+def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
+    forward, forward_no_grad, backward, saved_bytes, inputs_saved, outputs_saved, outputs = row
+    return {
+        "forward": passes[forward],
+        "forward_no_grad": passes[forward_no_grad],
+        "backward": passes[backward],
+        "saved_bytes": saved_bytes,
+        "inputs_saved": tuple(inputs_saved),
+        "outputs_saved": tuple(outputs_saved),
+        "outputs": tuple(
+            TensorSpec(shape=tuple(shape), dtype=dtype, batch_dim=batch_dim, requires_grad=requires_grad)
+            for shape, dtype, batch_dim, requires_grad in outputs
+        ),
+    }

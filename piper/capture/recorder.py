@@ -1,0 +1,361 @@
+"""`Recorder`: watches a module run on meta tensors and notes what each segment computes and keeps.
+
+[Note: tags of backward operations]
+Autograd numbers its nodes in the order of the forward pass. Where a scope opens or closes we note the next
+number; a node that runs in backward belongs to the segment that was running when the node was made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cost_models.ops import Operation
+from piper.annotation import Stack, Trace, tracing
+from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call, operation_of
+from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Value
+from piper.capture.shapes import result_of
+from piper.capture.tensors import TensorBook, address_of, layout_key
+from piper.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    """One operator as it was called; `free`: it launches no kernel; `mutable`: it writes in place."""
+
+    name: str
+    op: str
+    args: Sequence[Any]
+    reads: Sequence[Tensor]
+    writes: Sequence[Tensor]
+    free: bool = False
+    mutable: bool = False
+
+
+class Recorder(TorchDispatchMode):
+    """Records one run; use `with recorder.recording():`.
+
+    Args:
+        where: the model, for messages.
+        parameters: storage address -> fully qualified name, of tensors that must not be counted.
+        buffers: storage addresses of buffers.
+
+    Attributes:
+        segments: in execution order.
+        book: storages and values.
+        unannotated: operators that ran outside of every scope, in order.
+        outside: whether anything at all, views too, ran outside of every scope.
+        foreign: tensors that nobody made (constants held in attributes).
+        opened: stacks at the opening of each scope, in order.
+        backward: set while the backward pass runs.
+        paused: set while operators run that are no part of the model.
+        grad_segment: segment that takes a gradient made by a replayed block, by storage.
+    """
+
+    def __init__(self, *, where: str, parameters: dict[int, str], buffers: frozenset[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.where = where
+        self.parameters = parameters
+        self.buffers = buffers
+        self.segments: list[Record] = []
+        self.book = TensorBook(self._gone)
+        self.unannotated: list[str] = []
+        self.outside = False
+        self.foreign: list[str] = []
+        self.opened: list[Stack] = []
+        self.backward = False
+        self.paused = False
+        self.trace = Trace()
+        self.grad_segment: dict[int, int] = {}
+        self._marks: list[int] = []
+        self._mark_segments: list[int | None] = []
+        self._pass = PassRecord()
+        self._grad_maker: dict[int, int] = {}
+        self._sums: dict[int, tuple[int, Operation, tuple[int, ...]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no: else torch would import torch._dynamo (see [Note: own shape rules])."""
+        return False
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record the block, under a fresh trace."""
+        with tracing(on_enter=self._scope) as self.trace:
+            self.mark()
+            with saved_tensors_hooks(self._pack, _unpack), self:
+                yield self
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let operators pass unnoticed."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def end(self) -> None:
+        """Stop counting: what dies later belongs to no pass."""
+        self._pass = PassRecord()
+
+    def mark(self) -> None:
+        """End the current run of operators: what follows may belong to another segment."""
+        self._marks.append(torch._C._autograd._get_sequence_nr())
+        self._mark_segments.append(None)
+
+    def mark_as(self, segment: int) -> None:
+        """Let the nodes made from now on belong to `segment`."""
+        self.mark()
+        self._mark_segments[-1] = segment
+
+    def kernel(self, name: str, *, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        """Note a kernel that torch has on the GPU only; `name` like "aten._fused_rms_norm.default"."""
+        if not self.paused:
+            self._note(_Event(name=name, op=name.split(".")[1], args=reads, reads=reads, writes=writes))
+
+    def consume(self, tensor: Tensor, record: Record) -> None:
+        """Note that a segment uses a tensor."""
+        name = self.parameters.get(address_of(tensor))
+        if name is not None:
+            record.parameters.setdefault(name)
+        elif address_of(tensor) not in self.buffers:
+            value = self._value_of(tensor)
+            if value is not None and value.producer != record.index:
+                value.requires_grad = value.requires_grad or tensor.requires_grad
+                record.inputs.setdefault(value)
+
+    def pass_gradient(self, tensor: Tensor, segment: int | None) -> None:
+        """Note that `segment` (None: whoever called) takes a gradient that a later segment may have made."""
+        number = self.book.storage_of(tensor).number
+        maker = self._grad_maker.get(number)
+        if maker is not None and maker != segment:
+            record = self.segments[maker]
+            if isinstance(record, SegmentRecord):
+                record.grads_out.setdefault(number)
+
+    def users_of_parameters(self) -> Counter[str]:
+        """Return how many segments use each parameter."""
+        return Counter(name for record in self.segments for name in record.parameters)
+
+    def drop_sums(self, grad: Tensor) -> None:
+        """Forget the additions that summed a parameter's gradient over segments: accumulation does that."""
+        pending = [self.book.storage_of(grad).number]
+        while pending:
+            made = self._sums.pop(pending.pop(), None)
+            if made is not None:
+                segment, operation, sources = made
+                _backward_operations(self.segments[segment]).remove(operation)
+                pending.extend(sources)
+
+    def __torch_dispatch__(  # noqa: PLR0917
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run or infer one operator, and note it."""
+        kwargs = kwargs or {}
+        result = result_of(func, args, kwargs)
+        if result is None:
+            result = func(*args, **kwargs)
+        if not self.paused:
+            self._note(self._event(func, args=(*args, *kwargs.values()), result=result))
+        return result
+
+    def _event(self, func: Any, *, args: Sequence[Any], result: Any) -> _Event:
+        if func._opname == MATH_ATTENTION:
+            raise ModelError(
+                where=self.where, field="attention", value=str(func), rule="takes the unfused (math) path",
+                fix="call F.scaled_dot_product_attention directly, on query, key and value",
+            )  # fmt: skip
+        reads, writes = _tensors(args), _tensors((result,))
+        sources = {address_of(tensor) for tensor in reads}
+        mutable = func._schema.is_mutable
+        view = bool(writes) and not mutable and all(address_of(tensor) in sources for tensor in writes)
+        return _Event(
+            name=str(func),
+            op=func._opname,
+            args=args,
+            reads=reads,
+            writes=writes,
+            free=view or func._opname in ALLOCATIONS,
+            mutable=mutable,
+        )
+
+    def _note(self, event: _Event) -> None:
+        if self.backward and torch._C._current_autograd_node() is None:
+            return
+        segment = self._segment_in_backward(event.reads) if self.backward else self._segment_in_forward()
+        if segment is None:
+            self.outside = True
+            if not event.free:
+                self.unannotated.append(event.name)
+        else:
+            self._pass = _pass_of(self.segments[segment], backward=self.backward)
+        self._count_storages(event, segment)
+        if self.backward:
+            for tensor in event.reads:
+                self.pass_gradient(tensor, segment)
+        else:
+            self._link_values(event, segment)
+        if segment is not None and not event.free:
+            self._add_operation(event, segment)
+
+    def _count_storages(self, event: _Event, segment: int | None) -> None:
+        for tensor in event.reads:
+            self.book.storage_of(tensor)
+        for tensor in event.writes:
+            if self.book.knows(tensor):
+                continue
+            storage = self.book.storage_of(tensor)
+            self._pass.allocate(storage.number, storage.nbytes)
+            if self.backward and segment is not None:
+                self._grad_maker[storage.number] = segment
+
+    def _link_values(self, event: _Event, segment: int | None) -> None:
+        if segment is None:
+            base = self._value_of(event.reads[0]) if event.reads else None
+            for tensor in event.writes:
+                if base is not None and self.book.value_of(tensor) is None:
+                    self.book.produce(tensor, producer=base.producer)
+            return
+        for tensor in event.reads:
+            self.consume(tensor, self.segments[segment])
+        for tensor in event.writes:
+            if event.mutable:
+                self.book.overwrite(tensor, producer=segment)
+            elif self.book.value_of(tensor) is None:
+                self.book.produce(tensor, producer=segment)
+
+    def _add_operation(self, event: _Event, segment: int) -> None:
+        operation = operation_of(
+            Call(
+                name=event.name,
+                op=event.op,
+                args=event.args,
+                reads=_distinct(event.reads),
+                writes=_distinct(event.writes),
+                direction=self._direction(event),
+                where=self.where,
+            )
+        )
+        if not self.backward:
+            self._pass.operations.append(operation)
+            return
+        _backward_operations(self.segments[segment]).append(operation)
+        if event.op == "add":
+            sources = tuple(self.book.storage_of(tensor).number for tensor in event.reads)
+            self._sums[self.book.storage_of(event.writes[0]).number] = segment, operation, sources
+
+    def _value_of(self, tensor: Tensor) -> Value | None:
+        value = self.book.value_of(tensor)
+        if value is not None:
+            return value
+        base = self.book.last_written(tensor)
+        if base is None:
+            self.foreign.append(f"{tensor.dtype} {list(tensor.shape)}")
+            return None
+        return self.book.produce(tensor, producer=base.producer)
+
+    def _segment_in_forward(self) -> int | None:
+        known = self._mark_segments[-1]
+        if known is not None:
+            return known
+        stack = self.trace.stack
+        if not stack:
+            return None
+        if not self.segments or self.segments[-1].stack != stack:
+            self.segments.append(SegmentRecord(index=len(self.segments), stack=stack))
+        self._mark_segments[-1] = len(self.segments) - 1
+        return self._mark_segments[-1]
+
+    def _segment_in_backward(self, reads: Sequence[Tensor]) -> int | None:
+        node: Any = torch._C._current_autograd_node()
+        at = bisect_right(self._marks, node._sequence_nr()) - 1
+        while at > 0 and self._mark_segments[at] is None:
+            at -= 1
+        segment = self._mark_segments[at]
+        if segment is not None and isinstance(self.segments[segment], ReplayRecord):
+            taken = (self.grad_segment.get(self.book.storage_of(tensor).number) for tensor in reads)
+            return next((found for found in taken if found is not None), segment)
+        return segment
+
+    def _direction(self, event: _Event) -> str:
+        if not self.backward:
+            return "fwd"
+        if event.op == "embedding_dense_backward":
+            return "wgrad"
+        if event.op not in MATMULS:
+            return "bwd"
+        if any(address_of(tensor) in self.parameters for tensor in event.reads):
+            return "dgrad"
+        return "wgrad" if self._takes_parameter(torch._C._current_autograd_node()) else "dgrad"
+
+    def _takes_parameter(self, node: Any, depth: int = 4) -> bool:
+        """Whether an operand of the node's forward was a parameter, or a view or cast of one."""
+        for source, _ in node.next_functions:
+            leaf = getattr(source, "variable", None)
+            if leaf is not None and address_of(leaf) in self.parameters:
+                return True
+            is_chain = source is not None and leaf is None and len(source.next_functions) == 1
+            if depth and is_chain and self._takes_parameter(source, depth - 1):
+                return True
+        return False
+
+    def _gone(self, number: int, nbytes: int) -> None:
+        self._pass.free(number, nbytes)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        if not (self.paused or self.backward):
+            segment = self._segment_in_forward()
+            address = address_of(tensor)
+            if segment is not None and address not in self.parameters and address not in self.buffers:
+                record, storage = self.segments[segment], self.book.storage_of(tensor)
+                if isinstance(record, SegmentRecord):
+                    record.saved[storage.number] = storage.nbytes
+        with self.pause():
+            return tensor.detach()
+
+    @contextmanager
+    def _scope(self, stack: Stack) -> Iterator[None]:
+        self.opened.append(stack)
+        self.mark()
+        try:
+            yield
+        finally:
+            self.mark()
+
+
+def _unpack(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _pass_of(record: Record, *, backward: bool) -> PassRecord:
+    if isinstance(record, ReplayRecord):
+        return PassRecord()
+    return record.backward if backward else record.forward
+
+
+def _backward_operations(record: Record) -> list[Operation]:
+    return record.extra_backward if isinstance(record, ReplayRecord) else record.backward.operations
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(_tensors(value))
+    return found
+
+
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list({(address_of(tensor), *layout_key(tensor)): tensor for tensor in tensors}.values())

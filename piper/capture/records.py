@@ -1,0 +1,130 @@
+"""What is noted while a model runs: values between segments, memory events, segments.
+
+[Note: memory events]
+A pass notes every storage that comes to life or dies while it runs. Its workspace is the highest sum of
+bytes alive that it allocated, less what is kept at its end; a backward starts with the saved tensors alive.
+Gradients of parameters count as workspace of the B that makes them: whoever accumulates them frees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from cost_models.ops import Operation
+from piper.annotation import Stack
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor that crosses, or may cross, between segments; identity is the object.
+
+    Args:
+        producer: segment, or -1 for a model input.
+        order: its place among the values of the run, in order of production.
+        storage: number of its storage.
+        covers: whether it fills its storage.
+        requires_grad: known once a segment consumes it.
+    """
+
+    producer: int
+    order: int
+    storage: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    covers: bool
+    requires_grad: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class PassRecord:
+    """One pass of a segment: kernels, and storages that come (+bytes) and go (-bytes), in order."""
+
+    operations: list[Operation] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+    allocated: dict[int, int] = field(default_factory=dict)
+
+    def allocate(self, storage: int, nbytes: int) -> None:
+        """Note a new storage."""
+        self.allocated[storage] = nbytes
+        self.events.append((storage, nbytes))
+
+    def free(self, storage: int, nbytes: int) -> None:
+        """Note the end of a storage."""
+        self.events.append((storage, -nbytes))
+
+    def workspace_bytes(self, *, kept: Iterable[int], alive_before: dict[int, int]) -> int:
+        """Return the peak beyond what is kept at the end and what was alive before."""
+        counted = self.allocated | alive_before
+        start = alive = peak = sum(alive_before.values())
+        for storage, change in self.events:
+            if storage in counted:
+                alive += change
+                peak = max(peak, alive)
+        kept_bytes = sum(self.allocated[storage] for storage in kept if storage in self.allocated)
+        return max(0, peak - start - kept_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class SegmentRecord:
+    """One segment as it ran.
+
+    Args:
+        index: its number in the run.
+        stack: its open scopes.
+        parameters: names in order of first use.
+        inputs: values from other segments, in order of first use.
+        saved: storages kept for backward, with bytes.
+        grads_out: storages of gradients that earlier segments take.
+    """
+
+    index: int
+    stack: Stack
+    forward: PassRecord = field(default_factory=PassRecord)
+    backward: PassRecord = field(default_factory=PassRecord)
+    parameters: dict[str, None] = field(default_factory=dict)
+    inputs: dict[Value, None] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
+    grads_out: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ReplayRecord:
+    """A segment that equals one recorded elsewhere, apart from names and wiring.
+
+    Args:
+        index, stack, parameters, inputs: as in `SegmentRecord`.
+        original: the recorded segment.
+        original_of: the original's value for each of this run's values that the segment produces.
+        extra_backward: additions of gradients that only this run makes.
+    """
+
+    index: int
+    stack: Stack
+    original: SegmentRecord
+    parameters: dict[str, None]
+    inputs: dict[Value, None] = field(default_factory=dict)
+    original_of: dict[Value, Value] = field(default_factory=dict)
+    extra_backward: list[Operation] = field(default_factory=list)
+
+
+Record = SegmentRecord | ReplayRecord
+
+
+def saved_inputs(record: SegmentRecord) -> tuple[bool, ...]:
+    """Return for each input whether the segment saved it."""
+    return tuple(value.storage in record.saved for value in record.inputs)
+
+
+def saved_outputs(record: SegmentRecord, outputs: Iterable[Value]) -> tuple[bool, ...]:
+    """Return for each output whether the segment saved it (and it is a buffer of its own)."""
+    return tuple(value.covers and value.storage in record.saved for value in outputs)
+
+
+def saved_inside(record: SegmentRecord, outputs: Iterable[Value]) -> dict[int, int]:
+    """Return the storages kept for backward that are neither inputs nor outputs."""
+    boundary = {value.storage for value in record.inputs}
+    boundary |= {value.storage for value in outputs if value.covers}
+    return {storage: nbytes for storage, nbytes in record.saved.items() if storage not in boundary}

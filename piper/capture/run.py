@@ -1,0 +1,148 @@
+"""One recorded run of a whole module on meta tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from piper.capture.kernels import GpuKernels
+from piper.capture.recorder import Recorder
+from piper.capture.records import Value
+from piper.capture.replay import backward_of, replaying
+from piper.capture.tensors import address_of
+from piper.errors import ModelError
+
+MAX_NAMES = 16
+"""Unannotated operators listed in the error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A recorded run, and the value that is its loss."""
+
+    recorder: Recorder
+    loss: Value
+
+    def outputs(self) -> list[list[Value]]:
+        """Return for each segment the values that others take, in order of production; the loss first."""
+        found: list[dict[Value, None]] = [{} for _ in self.recorder.segments]
+        found[self.loss.producer].setdefault(self.loss)
+        for record in self.recorder.segments:
+            for value in record.inputs:
+                if value.producer >= 0:
+                    found[value.producer].setdefault(value)
+        return [sorted(values, key=lambda value: (value is not self.loss, value.order)) for values in found]
+
+
+def to_meta(module: nn.Module, *, dtype: torch.dtype) -> nn.Module:
+    """Return a copy on the meta device; floating parameters and buffers in `dtype`, ties kept."""
+    memo: dict[int, object] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(_shadow(parameter, dtype), requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = _shadow(buffer, dtype)
+    return copy.deepcopy(module, memo)
+
+
+def record(
+    module: nn.Module,
+    *,
+    where: str,
+    micro_batch: int,
+    seq_len: int,
+    grad: bool,
+    blocks: Sequence[tuple[nn.Module, int]],
+) -> Run:
+    """Run the module on meta tensors [micro_batch, seq_len] and record it; raises ModelError.
+
+    Args:
+        module: annotated, on the meta device.
+        where: its name, for messages.
+        grad: also run the backward.
+        blocks: repeated blocks, to be run once (see `piper.capture.replay`).
+    """
+    recorder = Recorder(
+        where=where,
+        parameters={
+            parameter.untyped_storage()._cdata: name
+            for name, parameter in reversed([*module.named_parameters()])
+        },
+        buffers=frozenset(address_of(buffer) for buffer in module.buffers()),
+    )
+    tokens, labels = (torch.empty((micro_batch, seq_len), dtype=torch.int64, device="meta") for _ in range(2))
+    with (
+        replaying(blocks, recorder),
+        torch.set_grad_enabled(grad),
+        recorder.recording(),
+        GpuKernels(recorder),
+    ):
+        recorder.book.produce(tokens, producer=-1, order=0)
+        recorder.book.produce(labels, producer=-1, order=1)
+        loss = _forward(lambda: module(tokens, labels), where=where)
+        value = _checked_loss(loss, recorder, grad=grad)
+        if grad and isinstance(loss, Tensor):
+            parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            backward_of(recorder, [loss], takes=(), parameters=parameters)
+        recorder.end()
+    return Run(recorder=recorder, loss=value)
+
+
+def _shadow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(
+        tensor, device="meta", dtype=dtype if tensor.dtype.is_floating_point else tensor.dtype
+    )
+
+
+def _forward(run: Callable[[], object], *, where: str) -> object:
+    try:
+        return run()
+    except (ModelError, NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            where=where, field="forward", value=f"{type(error).__name__}: {error}",
+            rule="failed on meta tensors [micro_batch, seq_len] of tokens and labels",
+            fix="take (tokens, labels), read no tensor's content, and keep constants in buffers",
+        ) from error  # fmt: skip
+
+
+def _checked_loss(loss: object, recorder: Recorder, *, grad: bool) -> Value:
+    where = recorder.where
+    if recorder.unannotated:
+        names = list(dict.fromkeys(recorder.unannotated))
+        raise ModelError(
+            where=where, field="unannotated operators", value=", ".join(names[:MAX_NAMES]),
+            rule=f"run outside of every scope ({len(recorder.unannotated)} calls)",
+            fix='put them into a scope: with piper.annotate("PP"): ...',
+        )  # fmt: skip
+    if recorder.foreign:
+        raise ModelError(
+            where=where, field="constant tensor", value=recorder.foreign[0],
+            rule="is neither a parameter nor a buffer nor made in forward",
+            fix="register it: self.register_buffer(name, tensor, persistent=False)",
+        )  # fmt: skip
+    if not isinstance(loss, Tensor) or loss.dim() != 0 or loss.dtype != torch.float32:
+        shown = f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ModelError(
+            where=where, field="forward", value=shown,
+            rule="must return the summed token loss (fp32, no dimension)",
+            fix='end with F.cross_entropy(logits.float(), labels, reduction="sum")',
+        )  # fmt: skip
+    value = recorder.book.value_of(loss)
+    if value is None or value.producer < 0 or (grad and not loss.requires_grad):
+        raise ModelError(
+            where=where, field="loss", value="no gradient", rule="depends on no parameter that is trained",
+            fix="compute it from the outputs of the model",
+        )  # fmt: skip
+    if value.producer != len(recorder.segments) - 1:
+        raise ModelError(
+            where=where, field="loss", value=f"segment {value.producer}",
+            rule="is not made by the last segment",
+            fix="compute the loss in the last scope of forward",
+        )  # fmt: skip
+    value.requires_grad = grad
+    return value

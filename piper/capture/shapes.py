@@ -1,0 +1,181 @@
+"""Shapes of results on the meta device, for the operators that models use most.
+
+[Note: own shape rules]
+torch computes many meta results in Python and imports sympy (0.8 s) and torch._dynamo (1.9 s) on the
+first such call, more than the whole capture takes. The rules here give the same shapes, dtypes and strides
+without; `tests/piper/capture/test_shapes.py` compares every rule with torch. A rule that does not know a
+case returns None, and torch is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rule = Callable[..., Any]
+
+TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not",
+                     "logical_xor", "isnan", "isinf", "isfinite"})  # fmt: skip
+
+
+def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what `func` returns on meta tensors, or None when no rule covers the call."""
+    rule = RULES.get(func._opname)
+    if rule is not None:
+        return rule(*args, **kwargs)
+    if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
+        return _pointwise(func._opname, args, kwargs)
+    return None
+
+
+def _pointwise(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    if kwargs.get("dtype") is not None or not tensors:
+        return None
+    leading = tensors[0]
+    if not _plain(leading) or not all(_expands_to(tensor.shape, leading.shape) for tensor in tensors):
+        return None
+    ranked = [tensor for tensor in tensors if tensor.dim() > 0] or tensors
+    floats = list(dict.fromkeys(tensor.dtype for tensor in ranked if tensor.dtype.is_floating_point))
+    if len(floats) != 1:
+        return None
+    return like(leading, dtype=torch.bool if name in TO_BOOL else floats[0])
+
+
+def like(tensor: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a new tensor with the shape and order of dimensions of `tensor`, without gaps."""
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
+    strides, step, dense = [0] * tensor.dim(), 1, True
+    for dim in order:
+        strides[dim] = step
+        dense = dense and (tensor.shape[dim] == 1 or tensor.stride(dim) == step)
+        step *= tensor.shape[dim]
+    layout = tensor.stride() if dense else strides
+    return torch.empty_strided(tensor.shape, layout, dtype=dtype or tensor.dtype, device=tensor.device)
+
+
+def _expands_to(shape: Sequence[int], target: Sequence[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(size in (1, full) for size, full in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether every dimension is really stored, so that the result takes over the order of strides."""
+    return all(stride > 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor:
+    return _mm(a, b)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
+
+
+def _baddbmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor:
+    return _bmm(a, b)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    first = tensors[0]
+    same = all(t.is_contiguous() and t.dtype == first.dtype and t.dim() == first.dim() for t in tensors)
+    if not same or first.dim() == 0:
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return first.new_empty(shape)
+
+
+def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    return weight.new_empty((*indices.shape, weight.shape[1]))
+
+
+def _embedding_backward(grad: Tensor, indices: Tensor, num_weights: int, *_: Any) -> Tensor:
+    return grad.new_empty((num_weights, grad.shape[-1]))
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)
+
+
+def _softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:  # noqa: PLR0917
+    return grad.new_empty(grad.shape, dtype=input_dtype)
+
+
+def _nll_loss(  # noqa: PLR0917
+    x: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    none = reduction == 0 and x.dim() > 1
+    return x.new_empty(target.shape if none else ()), x.new_empty(())
+
+
+def _nll_loss_backward(grad: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _empty_like(x: Tensor, *_: Any, **kwargs: Any) -> Tensor | None:
+    if kwargs.get("memory_format") not in (None, torch.preserve_format) or not _plain(x):
+        return None
+    return like(x, dtype=kwargs.get("dtype"))
+
+
+def _slice_backward(grad: Tensor, sizes: Sequence[int], *_: Any) -> Tensor:
+    return grad.new_empty(sizes)
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor | None:
+    if kwargs.get("dtype") is not None or not x.dtype.is_floating_point or x.dim() == 0:
+        return None
+    summed: Tensor = torch.ops.aten.sum.dim_IntList(x, dim, keepdim)
+    return summed
+
+
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor] | None:
+    return (like(x), like(x, dtype=torch.bool)) if train and p else None
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+    lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+    seed, offset = query.new_empty((2,), dtype=torch.uint64), query.new_empty((), dtype=torch.uint64)
+    lengths = query.shape[2], key.shape[2]
+    return like(query), lse, None, None, *lengths, seed, offset, query.new_empty((0,))
+
+
+def _flash_backward(  # noqa: PLR0917
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Any, ...]:
+    return like(query), like(key), like(value)
+
+
+RULES: dict[str, Rule] = {
+    "mm": _mm,
+    "addmm": _addmm,
+    "bmm": _bmm,
+    "baddbmm": _baddbmm,
+    "cat": _cat,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _softmax_backward,
+    "nll_loss_forward": _nll_loss,
+    "nll_loss_backward": _nll_loss_backward,
+    "empty_like": _empty_like,
+    "zeros_like": _empty_like,
+    "ones_like": _empty_like,
+    "slice_backward": _slice_backward,
+    "select_backward": _slice_backward,
+    "mean": _mean,
+    "native_dropout": _native_dropout,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+}

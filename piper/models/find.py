@@ -1,0 +1,135 @@
+"""From what the user typed to a `ModelSource`: catalogue, config file, or factory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_models.errors import nearest
+from piper.errors import ModelError
+from piper.models import ARCHITECTURES, CATALOGUE, MODELS
+from piper.models.source import ModelSource, load, put_working_folder_on_path
+
+LARGEST_DEFAULT_SEQ_LEN = 8192
+"""CONTRACT: the default sequence length is the model's context capped at this."""
+
+
+def find(text: str) -> ModelSource:
+    """Return the source that `text` names; see `piper.models.find_model`."""
+    name = _catalogue_name(text)
+    if name is not None:
+        entry = read_entry(name)
+        return from_config(
+            entry["config"], name=name, kind="catalogue", where=f"model {name}", origin=entry["source"]
+        )
+    path = Path(text).expanduser()
+    if path.exists() or path.suffix == ".json" or text.endswith("/"):
+        return _from_file(path)
+    if ":" in text:
+        return _from_factory(text)
+    known = [*CATALOGUE, *(alias for entry in CATALOGUE for alias in read_entry(entry)["aliases"])]
+    raise ModelError(
+        where="model", field="MODEL", value=text,
+        rule="is not a catalogue name, file or package.module:function",
+        fix=nearest(text, known) + " (`piper models` lists all)",
+    )  # fmt: skip
+
+
+def read_entry(name: str) -> dict[str, Any]:
+    """Return a catalogue entry: `aliases`, `source`, `config`."""
+    from ruamel.yaml import YAML
+
+    file = Path(__file__).parent / "catalogue" / CATALOGUE[name]
+    entry: dict[str, Any] = YAML(typ="safe").load(file.read_text(encoding="utf-8"))
+    return entry
+
+
+def from_config(
+    config: Mapping[str, Any], *, name: str, kind: str, where: str, origin: str = ""
+) -> ModelSource:
+    """Return the source of a Hugging Face config; raises ModelError naming architecture or field."""
+    family = _family(config, where=where)
+    shape = load(MODELS[family].config).from_hf(config, where=where)
+    return ModelSource(
+        name=name,
+        kind=kind,
+        where=where,
+        family=family,
+        config=config,
+        context_length=shape.context_length,
+        default_seq_len=min(shape.context_length, LARGEST_DEFAULT_SEQ_LEN),
+        n_parameters=shape.n_parameters,
+        facts=shape.facts(name),
+        assumed=shape.assumed,
+        origin=origin,
+    )
+
+
+def _catalogue_name(text: str) -> str | None:
+    lowered = text.lower()
+    if lowered in CATALOGUE:
+        return lowered
+    if "/" in text or ":" in text or text.endswith(".json"):
+        return None
+    for name in CATALOGUE:
+        if lowered in (alias.lower() for alias in read_entry(name)["aliases"]):
+            return name
+    return None
+
+
+def _from_file(path: Path) -> ModelSource:
+    file = path / "config.json" if path.is_dir() else path
+    where = str(file)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            where=where, field="file", value=where, rule="does not exist",
+            fix="give the path of a Hugging Face config.json, or its folder",
+        ) from error  # fmt: skip
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            where=f"{where}:{error.lineno}:{error.colno}", field="JSON",
+            value=f"line {error.lineno}, column {error.colno}", rule=f"is broken: {error.msg}",
+            fix="mend the file there",
+        ) from error  # fmt: skip
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            where=where, field="file", value=where, rule=f"cannot be read: {error}",
+            fix="give a readable text file in UTF-8",
+        ) from error  # fmt: skip
+    if not isinstance(config, dict):
+        raise ModelError(
+            where=where, field="JSON", value=type(config).__name__, rule="must be an object",
+            fix="give a Hugging Face config.json",
+        )  # fmt: skip
+    name = file.parent.resolve().name if file.name == "config.json" else file.stem
+    return from_config(config, name=name, kind="config", where=where, origin=where)
+
+
+def _family(config: Mapping[str, Any], *, where: str) -> str:
+    listed = config.get("architectures")
+    names = listed if isinstance(listed, list) and listed else [config.get("model_type")]
+    for name in names:
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    field = "architectures" if listed else "model_type"
+    raise ModelError(
+        where=where, field=field, value=names[0],
+        rule="is missing" if names[0] is None else "is not supported",
+        fix=f"supported: {', '.join(ARCHITECTURES)}; any other model as package.module:function",
+    )  # fmt: skip
+
+
+def _from_factory(text: str) -> ModelSource:
+    top = text.partition(":")[0].partition(".")[0]
+    put_working_folder_on_path()
+    if top.isidentifier() and importlib.util.find_spec(top) is None:
+        raise ModelError(
+            where=text, field="module", value=top, rule="cannot be found",
+            fix="install it, or start piper in the folder that holds it",
+        )  # fmt: skip
+    return ModelSource(name=text, kind="factory", where=text, factory=text, origin=text)
