@@ -40,10 +40,10 @@ COLOURS = {
     TaskKind.RECV_F: "#9aa3ad",
     TaskKind.SEND_B: "#9aa3ad",
     TaskKind.RECV_B: "#9aa3ad",
-    TaskKind.ALL_REDUCE: "#4b5563",
-    TaskKind.REDUCE_SCATTER: "#374151",
-    TaskKind.ALL_GATHER: "#6b7280",
-    TaskKind.ALL_TO_ALL: "#8a6d3b",
+    TaskKind.ALL_REDUCE: "#374151",
+    TaskKind.REDUCE_SCATTER: "#8a5a2b",
+    TaskKind.ALL_GATHER: "#c9a15a",
+    TaskKind.ALL_TO_ALL: "#0f766e",
 }
 NAMES = {
     TaskKind.F: "F forward",
@@ -170,9 +170,12 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
             _label_bar(canvas, lane, bar, text=str(name.microbatch))
     where = (lane.top, lane.height)
     canvas.axes.broken_barh([(0, canvas.width)], where, facecolor=IDLE, linewidth=0)
-    line = 0.4 if lane.is_compute and len(chosen) < MANY_BARS else 0.0
+    line = 0.4 if not lane.is_compute or len(chosen) < MANY_BARS else 0.0
     for colour, bars in bars_by_colour.items():
-        canvas.axes.broken_barh(bars, where, facecolor=colour, edgecolor="white", linewidth=line)
+        edge = (
+            "white" if lane.is_compute else colour
+        )  # else a message of microseconds is thinner than a pixel
+        canvas.axes.broken_barh(bars, where, facecolor=colour, edgecolor=edge, linewidth=line)
     return {name.kind for name in names.values()}
 
 
