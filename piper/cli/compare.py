@@ -51,6 +51,7 @@ def _text(found: list[tuple[str, Any]]) -> str:
     from piper.report import summary
 
     first = found[0][1]
+    assumed = summary.common_assumptions([result for _, result in found])
     warnings = [f"{name}: warning: {text}" for name, result in found for text in result["warnings"]]
-    lines = [summary.heading_lines(first)[0], *summary.assumption_lines(first), "", summary.compare(found)]
+    lines = [summary.heading_lines(first)[0], *summary.assumption_lines(assumed), "", summary.compare(found)]
     return "\n".join([*lines, *([""] if warnings else []), *warnings])

@@ -17,7 +17,7 @@ def describe_search(found: Mapping[str, Any]) -> str:
         best = found["ranking"][0]
         named = [(result["strategy"]["shorthand"], result) for result in found["ranking"]]
         parts = [
-            [heading_lines(best)[0], *assumption_lines(best)],
+            [heading_lines(best)[0], *assumption_lines(found.get("defaults", {}))],
             [compare(named)],
             [f"best        {best['strategy']['shorthand']}", *_bound(found)],
             _rejected(found),
@@ -29,21 +29,29 @@ def describe_search(found: Mapping[str, Any]) -> str:
 
 
 def _bound(found: Mapping[str, Any]) -> list[str]:
-    if found.get("lower_bound_s") is None:
+    if found["lower_bound_s"] is None:
         return []
-    gap = f", {found['gap']:.1%} below the best" if found.get("gap") is not None else ""
-    return [f"bound       {format_duration(found['lower_bound_s'])}{gap} ({found['gap_basis']})"]
+    bound = format_duration(found["lower_bound_s"])
+    if found["gap"] == 0:
+        return [f"bound       {bound}: nothing else in this space is faster, by our simulator"]
+    return [
+        f"bound       {bound}: nothing in this space is faster than that, {found['gap']:.1%} below the best"
+    ]
 
 
 def _rejected(found: Mapping[str, Any]) -> list[str]:
-    """One line per family that lost, with the reason."""
-    if not found["rejected"]:
-        return []
-    rows = [["family", "count", "best", "why not"]]
+    """One line per family that lost, with its best time and the reasons by count."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
     for entry in found["rejected"]:
-        best = format_duration(entry["best_s"]) if entry.get("best_s") is not None else "-"
-        rows.append([entry["family"], str(entry["count"]), best, entry["reason"]])
-    return aligned(rows, left_columns=4)
+        families.setdefault(entry["family"], []).append(entry)
+    if not families:
+        return []
+    rows = [["family", "at best", "why not"]]
+    for family, entries in families.items():
+        times = [entry["best_s"] for entry in entries if entry["best_s"] is not None]
+        reasons = ", ".join(f"{entry['count']} {entry['reason']}" for entry in entries)
+        rows.append([family, format_duration(min(times)) if times else "-", reasons])
+    return aligned(rows, left_columns=3)
 
 
 def _why_not(answer: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,7 @@ _SHORT_CLASSES = {
 def describe(result: Result) -> str:
     """Write one result in about 30 lines."""
     parts = [
-        [*heading_lines(result), *assumption_lines(result)],
+        [*heading_lines(result), *assumption_lines(result["defaults"])],
         figure_lines(result),
         ["where a step goes (mean over ranks)", *breakdown_lines(result)],
         ["memory at each rank's peak, GiB", *memory_lines(result)],
@@ -50,14 +50,24 @@ def heading_lines(result: Result) -> list[str]:
     ]
 
 
-def assumption_lines(result: Result) -> list[str]:
+def assumption_lines(defaults: Mapping[str, Any]) -> list[str]:
     """Say what was assumed, wrapped to the width of a terminal."""
     import textwrap
 
-    assumed = ", ".join(f"{name} {_plain(value)}" for name, value in result["defaults"].items())
+    assumed = ", ".join(f"{name} {_plain(value)}" for name, value in defaults.items())
     if not assumed:
         return []
     return textwrap.wrap(f"assumed     {assumed}", width=100, subsequent_indent=" " * 12)
+
+
+def common_assumptions(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the defaults that hold for every result."""
+    first = results[0]["defaults"].items()
+    return {
+        name: value
+        for name, value in first
+        if all(name in other["defaults"] and other["defaults"][name] == value for other in results)
+    }
 
 
 def figure_lines(result: Result) -> list[str]:

@@ -26,6 +26,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "rejected": [
             {"family": "pp=1,recompute=none", "reason": "does not fit (bound)", "count": 6, "best_s": None},
             {"family": "pp=2,recompute=full", "reason": "bounded out", "count": 3, "best_s": 0.03},
+            {"family": "pp=2,recompute=full", "reason": "slower", "count": 1, "best_s": 0.04},
         ],
         "timings_s": {"wall": 2.5, "evaluations_per_s": 8.0},
     } | changes
@@ -34,10 +35,15 @@ def found(**changes: Any) -> dict[str, Any]:
 def test_the_ranking_comes_with_the_best_its_bound_and_the_reasons() -> None:
     text = describe_search(found())
     assert "best        pp=4" in text
-    assert "bound       8.000 ms, 20.0% below the best (over this space)" in text
-    assert "pp=1,recompute=none  6      -         does not fit (bound)" in text
-    assert "pp=2,recompute=full  3      30.00 ms  bounded out" in text
+    assert "bound       8.000 ms: nothing in this space is faster than that, 20.0% below the best" in text
+    assert "pp=1,recompute=none  -         6 does not fit (bound)" in text
+    assert "pp=2,recompute=full  30.00 ms  3 bounded out, 1 slower" in text
     assert text.index("pp=4") < text.index("dp=4")
+
+
+def test_a_proven_best_is_said_to_be_proven() -> None:
+    text = describe_search(found(lower_bound_s=0.01, gap=0.0))
+    assert "bound       10.00 ms: nothing else in this space is faster, by our simulator" in text
 
 
 def test_the_counts_say_what_was_not_simulated() -> None:
