@@ -22,6 +22,8 @@ def capture_fresh(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool
         module, facts = to_meta(source, dtype=torch_dtype), None
     else:
         module, facts = source.build(dtype=dtype, device="meta", seq_len=seq_len), source.facts
+        if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+            module = to_meta(module, dtype=torch_dtype)
     try:
         return _captured(module, name=name, sizes=(micro_batch, seq_len, dtype), facts=facts, dedupe=dedupe)
     except ReplayMismatchError:

@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from piper.annotation import Annotation
+from piper.capture.backward import Layout, backward_of, empty, layout_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayRecord, SegmentRecord, Value
 from piper.capture.repeats import option_of
 from piper.capture.tensors import address_of
-
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
-"""Shape, strides, dtype, requires_grad."""
 
 
 class ReplayMismatchError(Exception):
@@ -118,12 +116,12 @@ class Replayer:
             if not isinstance(leaf, Tensor):
                 parts.append(option_of(leaf))
             elif (address := address_of(leaf)) in self._recorder.buffers:
-                parts.append((address, leaf.storage_offset(), *_layout_of(leaf)))
+                parts.append((address, leaf.storage_offset(), *layout_of(leaf)))
             elif address in self._recorder.parameters:
                 return None
             else:
                 storages.append(address)
-                parts.append((leaf.storage_offset(), *_layout_of(leaf)))
+                parts.append((leaf.storage_offset(), *layout_of(leaf)))
         return tuple(parts) if len(set(storages)) == len(storages) else None
 
     def _record(
@@ -153,7 +151,7 @@ class Replayer:
             parameters=self._parameters(block),
             inputs=values,
             outputs=outputs,
-            leaves=tuple(_layout_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in out),
+            leaves=tuple(layout_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in out),
             grads=grads,
             spec=spec,
         )
@@ -201,7 +199,7 @@ class Replayer:
     def _tensors(self, template: Template, leaves: Sequence[Any], *, base: int) -> Sequence[Tensor]:
         layouts = template.tensor_layouts
         if not any(requires_grad for *_, requires_grad in layouts):
-            return [_empty(layout) for layout in layouts]
+            return [empty(layout) for layout in layouts]
         anchor = torch.empty((), device="meta", requires_grad=True)
         call = _Call(replayer=self, template=template, base=base, leaves=tuple(leaves))
         self._open_calls[base] = None
@@ -297,7 +295,7 @@ class _Replayed(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        outputs = tuple(_empty(layout) for layout in call.template.tensor_layouts)
+        outputs = tuple(empty(layout) for layout in call.template.tensor_layouts)
         ctx.mark_non_differentiable(
             *(
                 tensor
@@ -310,23 +308,6 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.call.replayer.gradients(ctx.call, grads))
-
-
-class _Root(torch.autograd.Function):
-    """One number from which all roots get a gradient.
-
-    `torch.autograd.grad` with gradients of its own would import sympy (see [Note: own shape rules]).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, recorder: Recorder, *roots: Tensor) -> Tensor:
-        ctx.recorder, ctx.roots = recorder, [_layout_of(root) for root in roots]
-        return roots[0].new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        with ctx.recorder.pause():
-            return (None, *(_empty(layout) for layout in ctx.roots))
 
 
 def _is_whole(
@@ -359,32 +340,3 @@ def _backward(
         zip(map(id, takes), backward_of(inner, roots, takes=takes, parameters=parameters), strict=True)
     )
     return tuple(got.get(id(leaf), False) for leaf in leaves)
-
-
-def backward_of(
-    recorder: Recorder, roots: Sequence[Tensor], *, takes: Sequence[Tensor], parameters: Sequence[Tensor]
-) -> list[bool]:
-    """Record the backward from `roots`; returns for each of `takes` whether it got a gradient."""
-    recorder.mark()
-    with recorder.pause():
-        root: Tensor = _Root.apply(recorder, *roots)  # type: ignore[no-untyped-call]
-    recorder.backward = True
-    grads = torch.autograd.grad(root, [*takes, *parameters], allow_unused=True)
-    for grad in grads[: len(takes)]:
-        if grad is not None:
-            recorder.pass_gradient(grad, None)
-    users = recorder.users_of_parameters()
-    for parameter, grad in zip(parameters, grads[len(takes) :], strict=True):
-        name = recorder.parameters[address_of(parameter)]
-        if grad is not None and users.get(name, 0) > 1:
-            recorder.drop_sums(grad)
-    return [grad is not None for grad in grads[: len(takes)]]
-
-
-def _layout_of(tensor: Tensor) -> Layout:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
-
-
-def _empty(layout: Layout) -> Tensor:
-    shape, stride, dtype, _ = layout
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")

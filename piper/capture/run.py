@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cost_models.errors import PiperError
+from piper.capture.backward import backward_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
 from piper.capture.records import Value
-from piper.capture.replay import backward_of, replaying
+from piper.capture.replay import replaying
 from piper.capture.tensors import address_of
 from piper.errors import ModelError
 
@@ -100,9 +102,9 @@ def _shadow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _forward(run: Callable[[], object], *, where: str) -> object:
     try:
         return run()
-    except (ModelError, NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, ModelError):
-            raise
+    except PiperError:
+        raise
+    except Exception as error:
         raise ModelError(
             where=where, field="forward", value=f"{type(error).__name__}: {error}",
             rule="failed on meta tensors [micro_batch, seq_len] of tokens and labels",

@@ -72,7 +72,7 @@ def _catalogue_name(text: str) -> str | None:
     lowered = text.lower()
     if lowered in CATALOGUE:
         return lowered
-    if "/" in text or ":" in text or text.endswith(".json"):
+    if ":" in text or text.endswith((".json", "/")) or ("/" in text and Path(text).exists()):
         return None
     for name in CATALOGUE:
         if lowered in (alias.lower() for alias in read_entry(name)["aliases"]):
