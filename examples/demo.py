@@ -24,6 +24,7 @@ STRATEGIES = {
     "pp8": "pp=8,dp=8,zero=1,schedule=1f1b",
 }
 PROCESSES = 4
+SMALL_BATCH = "16"
 
 
 def main() -> None:
@@ -38,15 +39,16 @@ def main() -> None:
     (OUT / "comparison.txt").write_text(text)
 
     say("3. Search: the fastest strategy that fits, and why the others lost")
-    piper("search", LLAMA, *JOB, "--out", str(OUT / "search"))
+    piper("search", LLAMA, *JOB, "--jobs", "2", "--out", str(OUT / "search"))
     best = json.loads((OUT / "search" / "ranking.json").read_text())["best"]["strategy"]["shorthand"]
-    folders.append(simulate("best", best, "--trace", f"{OUT}/best-trace.json", "--plot", f"{OUT}/best-timeline.png",
-                            "--memory-plot", f"{OUT}/best-memory.png"))  # fmt: skip
+    pictures = ["--plot", f"{OUT}/best-timeline.png", "--memory-plot", f"{OUT}/best-memory.png"]
+    folders.append(simulate("best", best, "--trace", f"{OUT}/best-trace.json", *pictures))
 
     say(f"4. Train tiny-llama on {PROCESSES} CPU processes with its best pipeline x data-parallel plan")
     small = best_pipeline_and_data_parallel()
-    piper("run", "tiny-llama", "--local", str(PROCESSES), "--strategy", small, "--steps", "3", "--verify",
-          "--trace", f"{OUT}/run-trace.json", "--out", f"{OUT}/run")  # fmt: skip
+    job = ["--strategy", small, "--global-batch", SMALL_BATCH, "--steps", "3", "--verify"]
+    files = ["--trace", f"{OUT}/run-trace.json", "--out", f"{OUT}/run"]
+    piper("run", "tiny-llama", "--local", str(PROCESSES), *job, *files)
     piper("plot", f"{OUT}/run", "-o", f"{OUT}/run-timeline.png")
 
     say("5. Report")
@@ -63,21 +65,21 @@ def simulate(name: str, strategy: str, *more: str) -> str:
 
 
 def best_pipeline_and_data_parallel() -> str:
-    """Search the small model on this machine; return the fastest strategy with pp > 1 and dp > 1."""
+    """Search the small model on this machine; return its best strategy of 2 pipeline ranks and 2 replicas."""
+    job = [
+        "--cluster",
+        "local-cpu",
+        "--gpus",
+        str(PROCESSES),
+        "--dtype",
+        "fp32",
+        "--global-batch",
+        SMALL_BATCH,
+    ]
     found = json.loads(
-        piper("search", "tiny-llama", "--cluster", "local-cpu", "--gpus", str(PROCESSES), "--dtype", "fp32",
-              "--global-batch", "16", "--top", "100", "--json", quiet=True)
-    )  # fmt: skip
-    for result in found["ranking"]:
-        shorthand = str(result["strategy"]["shorthand"])
-        if min(degree(shorthand, "pp"), degree(shorthand, "dp")) > 1:
-            return shorthand
-    sys.exit("demo: the search found no strategy with pp > 1 and dp > 1")
-
-
-def degree(shorthand: str, axis: str) -> int:
-    stated = dict(part.split("=") for part in shorthand.split(","))
-    return int(stated.get(axis, "1"))
+        piper("search", "tiny-llama", *job, "--pin", "pp=2", "--top", "1", "--json", quiet=True)
+    )
+    return str(found["best"]["strategy"]["shorthand"])
 
 
 def piper(*arguments: str, quiet: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cost_models.errors import CostModelError, check_invariant, nearest
 from cost_models.price import CostModel
-from simulator.memory import Peak, peak_of, reserved_peak_bytes
+from simulator.memory import Peak, owners_at, peak_of, reserved_peak_bytes
 from simulator.plan import NONE, ModelFacts, Plan, TaskKind
 from simulator.pricing import PROVENANCES
 from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
@@ -15,6 +15,8 @@ from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload
 
 MFU_CONVENTION = "palm"
+MOST_OWNERS = 8
+"""Largest buffers at a rank's peak that are named."""
 BAND_BASIS = (
     "the prices of all tasks, each at the low (high) end of its band, over their sum: this ratio, averaged "
     "over ranks, scales the step time; compute and communication are taken to be off in the same direction"
@@ -47,7 +49,7 @@ def summarize(
     result |= _speed(plan, timeline, cost_model)
     result |= _memory(plan, timeline, cost_model)
     result |= _breakdown(timeline, attribution)
-    result["ranks"] = _ranks(timeline, attribution, peaks)
+    result["ranks"] = _ranks(plan, timeline, attribution, peaks=peaks)
     result["error_band"] = _error_band(timeline, work)
     result["provenance"] = _provenance(work)
     result["warnings"] = [*plan.notices, *timeline.warnings, *_warnings(result)]
@@ -136,7 +138,11 @@ def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _ranks(timeline: Timeline, attribution: Attribution, peaks: list[Peak]) -> list[dict[str, Any]]:
+def _ranks(
+    plan: Plan, timeline: Timeline, attribution: Attribution, *, peaks: list[Peak]
+) -> list[dict[str, Any]]:
+    devices = {device.pipeline_rank: device for device in plan.device_plans}
+
     def row(track: RankTrack, busy_ns: int, peak: Peak) -> dict[str, Any]:
         return {
             "pipeline_rank": track.pipeline_rank,
@@ -146,6 +152,12 @@ def _ranks(timeline: Timeline, attribution: Attribution, peaks: list[Peak]) -> l
             "peak_memory_bytes": peak.total_bytes,
             "peak_at_s": peak.time_ns / 1e9,
             "memory_by_class_bytes": peak.by_name(),
+            "peak_owners": [
+                {"owner": owner, "bytes": size}
+                for owner, size in owners_at(devices[track.pipeline_rank], track, time_ns=peak.time_ns)[
+                    :MOST_OWNERS
+                ]
+            ],
         }
 
     return [

@@ -76,7 +76,11 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     outcome = replace(outcome, result=result)
     written = _write(files, compiled, outcome)
     if result["verified"] is not False:
-        emit(result, as_json=as_json, text=lambda: "\n".join([_text(model, result), *written]))
+        emit(
+            result,
+            as_json=as_json,
+            text=lambda: "\n".join([_text(model, result), *_crowded(result), *written]),
+        )
         return
     if not as_json:
         emit(result, as_json=False, text=lambda: _text(model, result))
@@ -148,6 +152,14 @@ def _text(model: str, result: dict[str, Any]) -> str:
     from piper.report.training import describe_run
 
     return describe_run(model, result)
+
+
+def _crowded(result: dict[str, Any]) -> list[str]:
+    """Explain a measurement that is slow because processes share cores, which the prediction does not."""
+    cores, processes = os.cpu_count() or 1, result["world_size"]
+    if result["device"] != "cpu" or processes <= cores:
+        return []
+    return [f"note: {processes} processes share {cores} cores; the prediction gives each a core of its own"]
 
 
 def _difference(outcome: RunOutcome) -> str:

@@ -13,7 +13,7 @@ from cost_models import units
 from piper.report import quantities, summary
 from piper.report.page_data import timeline_data
 from piper.report.result import Result
-from piper.report.training import verdict_lines
+from piper.report.training import difference_lines
 
 _PART_NAMES = {
     "compute": "compute",
@@ -69,6 +69,7 @@ def _card(result: Result) -> dict[str, Any]:
     """Gather what one result shows; a bare trace or a measured run has no full summary."""
     figures = result.summary
     full = "breakdown_s" in figures
+    worst = max(figures["ranks"], key=lambda rank: int(rank["peak_memory_bytes"])) if full else {}
     data = timeline_data(result.timeline, step_time_s=result.step_time_s)
     if full:
         data |= {"limit_bytes": figures["device_memory_bytes"], "context_bytes": figures["context_bytes"]}
@@ -77,17 +78,25 @@ def _card(result: Result) -> dict[str, Any]:
         "figures": figures,
         "full": full,
         "trained": "steps" in figures,
-        "verdict": verdict_lines(figures) if "steps" in figures else [],
+        "verdict": difference_lines(figures) if "steps" in figures else [],
         "step_time_s": result.step_time_s,
         "source": result.timeline.source,
         "parts": _parts(figures) if full else [],
         "classes": _classes(figures) if full else [],
-        "peaks": _peak_owners(figures) if full else [],
+        "peaks": worst.get("peak_owners", []),
+        "worst_rank": worst.get("pipeline_rank", 0),
+        "strategy": _strategy(figures),
         "assumed": [(name, _plain(value)) for name, value in figures.get("defaults", {}).items()],
         "memory_verdict": summary.memory_verdict(figures) if full else "",
         "text": summary.describe(figures) if full else "",
         "data": data,
     }
+
+
+def _strategy(figures: Mapping[str, Any]) -> str:
+    """Return the shorthand; a run's result has it as text, a bare trace has none."""
+    stated = figures.get("strategy", "")
+    return str(stated["shorthand"] if isinstance(stated, Mapping) else stated)
 
 
 def _parts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,12 +117,6 @@ def _classes(figures: Mapping[str, Any]) -> list[str]:
         for name in ranks[0]["memory_by_class_bytes"]
         if any(r["memory_by_class_bytes"][name] for r in ranks)
     ]
-
-
-def _peak_owners(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, for the worst rank, its largest owners at the peak, when the result names them."""
-    worst = max(figures["ranks"], key=lambda rank: rank["peak_memory_bytes"])
-    return list(worst.get("peak_owners", []))
 
 
 def _comparison(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

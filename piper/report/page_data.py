@@ -86,7 +86,7 @@ def _rank_data(track: RankTrack, begin: int) -> dict[str, Any]:
 def _memory_data(track: RankTrack) -> dict[str, Any]:
     """Keep at most `MOST_MEMORY_POINTS` changes: of each run of changes the one with the most memory."""
     if not len(track.memory_ns):
-        return {"at": [], "bytes": []}
+        return {"at": [], "bytes": [], "thinned": False}
     kept = _peaks(track.memory_bytes.sum(axis=1), MOST_MEMORY_POINTS)
     return {
         "at": (track.memory_ns[kept] // TICK_NS).tolist(),

@@ -37,7 +37,9 @@ class Result:
 
     @property
     def step_time_s(self) -> float:
-        """Return the seconds of one optimizer step."""
+        """Return the seconds of one optimizer step (of a training run: its last one)."""
+        if "steps" in self.summary:
+            return float(self.summary["steps"][-1]["step_time_s"])
         return float(self.summary.get("step_time_s", self.timeline.step_time_ns / 1e9))
 
     def to_frame(self) -> pd.DataFrame:
@@ -98,11 +100,8 @@ def _of_folder(source: Path, summary: dict[str, Any]) -> Result:
 
     if "step_time_s" not in summary and "steps" not in summary:
         raise _bad(source, "is JSON, but neither a result nor a trace")
-    strategy = summary.get("strategy", {})
-    shorthand = strategy.get("shorthand", "") if isinstance(strategy, dict) else str(strategy)
     timeline = load_timeline(source.parent / TIMELINE_FILE)
-    name = f"{source.parent.name}: {shorthand}" if shorthand else source.parent.name
-    return Result(name=name, summary=summary, timeline=timeline)
+    return Result(name=source.parent.name or str(source), summary=summary, timeline=timeline)
 
 
 def _of_trace(source: Path, content: dict[str, Any]) -> Result:

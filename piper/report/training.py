@@ -44,10 +44,16 @@ def verdict_lines(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"verified    {'yes' if result['verified'] else 'NO, IT DIFFERS'}; largest relative difference to"
     ]
-    for key, way in _WAYS.items():
-        parts = ", ".join(f"{name} {_error(value)}" for name, value in result[key].items())
-        lines.append(f"  {way}: {parts}")
-    return lines
+    return [*lines, *(f"  {line}" for line in difference_lines(result))]
+
+
+def difference_lines(result: Mapping[str, Any]) -> list[str]:
+    """Write the largest relative differences to each way of training with one process."""
+    return [
+        f"{way}: " + ", ".join(f"{name} {_error(value)}" for name, value in result[key].items())
+        for key, way in _WAYS.items()
+        if result[key] is not None
+    ]
 
 
 def _prediction(result: Mapping[str, Any]) -> list[str]:

@@ -50,9 +50,17 @@ def test_the_result_has_the_keys_of_the_contract_and_is_json(plan, model):
     assert list(result["breakdown_s"]) == PARTS
     assert set(result["ranks"][0]) == {
         "pipeline_rank", "n_devices", "stages", "busy_s", "peak_memory_bytes", "peak_at_s",
-        "memory_by_class_bytes",
+        "memory_by_class_bytes", "peak_owners",
     }  # fmt: skip
     assert set(result["provenance"]) == {"measured", "interpolated", "fitted", "datasheet"}
+
+
+def test_the_largest_owners_at_the_peak_are_named_and_are_part_of_it(plan, model):
+    for rank in result_of(plan, model)["ranks"]:
+        sizes = [owner["bytes"] for owner in rank["peak_owners"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert 0 < sum(sizes) <= rank["peak_memory_bytes"]
+        assert all(owner["owner"] for owner in rank["peak_owners"])
 
 
 def test_the_parts_of_the_breakdown_add_up_to_the_step(plan, model):

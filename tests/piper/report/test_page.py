@@ -105,7 +105,8 @@ def test_a_training_run_shows_its_steps_and_its_verdict() -> None:
     text = Page(render_page([result], title="t")).text
     assert "trained on 4 cpu processes" in text
     assert "5.500000" in text
-    assert "verified    yes" in text
+    assert "Compared with one process: equal" in text
+    assert "whole batch: loss 1.0e-08" in text
 
 
 def test_text_from_outside_cannot_become_markup() -> None:

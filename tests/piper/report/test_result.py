@@ -17,7 +17,7 @@ from tests.piper.report.samples import gpipe_timeline, sample_result
 def test_a_saved_result_reads_back(entry: str, tmp_path: Path) -> None:
     folder = sample_result().save(tmp_path / "deep" / "best")
     found = load_result(folder / entry)
-    assert found.name == "best: pp=2,dp=2,schedule=gpipe"
+    assert found.name == "best"
     assert found.summary == sample_result().summary
     assert found.timeline.rows() == gpipe_timeline().rows()
     assert found.step_time_s == 0.014
