@@ -191,7 +191,7 @@ class _Builder:
                     field="operation",
                     value=f"{node.target} on {base.name}",
                     rule="changes a parameter or buffer in the forward pass",
-                    fix="compute a new tensor instead",
+                    fix="compute a new tensor instead; take layers without running statistics (RMSNorm)",
                 )
 
     def _copy(self, node: fx.Node) -> None:
@@ -203,6 +203,7 @@ class _Builder:
             self.env[node] = self.graph.call_function(keyed_dropout, arguments, call)
             self.dropouts += 1
             return
+        _refuse_higher_order(node)
         _refuse_random(node)
         copy = self.graph.node_copy(node, lambda source: self.env[source])
         copy.args = fx.node.map_aggregate(copy.args, self._on_device)
@@ -217,6 +218,18 @@ def _is_dropout(node: fx.Node) -> bool:
     ops = torch.ops.aten
     known = node.target in {ops.dropout.default, ops.dropout_.default}
     return known and bool(node.args[2]) and bool(node.args[1])
+
+
+def _refuse_higher_order(node: fx.Node) -> None:
+    """Raise for operations that contain graphs of their own, such as what `torch.no_grad` becomes."""
+    if any(source.op == "get_attr" for source in node.all_input_nodes):
+        raise ModelError(
+            where="runtime",
+            field="operation",
+            value=str(node.target),
+            rule="contains a graph of its own, which cannot be cut",
+            fix="inside forward use detach() instead of torch.no_grad(), and no control flow operators",
+        )
 
 
 def _refuse_random(node: fx.Node) -> None:

@@ -122,6 +122,7 @@ def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunS
     board = ProgressBoard(plan.num_ranks)
     children: list[Child] = []
     ports = [fork.Pipe(duplex=False) for _ in range(plan.num_ranks)]
+    store = None
     try:
         for rank in range(plan.num_ranks):
             receive, send = fork.Pipe(duplex=False)
@@ -138,6 +139,8 @@ def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunS
         outcome: RunOutcome = watch(children, board, plan, timeout_s=settings.timeout_s)
         return outcome
     finally:
+        # A traceback may keep this frame alive; a store in it would hang the next run's children on exit.
+        del store
         end(children)
         for hear, tell in ports:
             hear.close()

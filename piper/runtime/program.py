@@ -112,14 +112,6 @@ def _export(module: nn.Module, size: int, seq_len: int) -> torch.export.Exported
 
 def _placeholders(exported: torch.export.ExportedProgram, module: nn.Module) -> Placeholders:
     signature = exported.graph_signature
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        raise ModelError(
-            where="runtime",
-            field="buffers",
-            value=", ".join(signature.buffers_to_mutate.values()),
-            rule="must not change in the forward pass",
-            fix="use layers without running statistics, such as LayerNorm or RMSNorm",
-        )
     canonical = canonical_names(module)
     constants = dict(signature.inputs_to_buffers) | dict(signature.inputs_to_lifted_tensor_constants)
     return Placeholders(

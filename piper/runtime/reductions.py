@@ -31,9 +31,12 @@ class Reducer:
         if not self.ordered:
             dist.all_reduce(tensor, group=group)
             return
-        parts = torch.empty((size, tensor.numel()), dtype=tensor.dtype)
-        dist.all_gather(list(parts.unbind()), tensor.reshape(-1), group=group)
-        tensor.copy_(sum_in_order(parts).view_as(tensor))
+        flat = torch.zeros(-(-tensor.numel() // size) * size, dtype=tensor.dtype)
+        flat[: tensor.numel()] = tensor.reshape(-1)
+        shard = self.reduce_scatter(flat, group=group, size=size)
+        # To all the same: an all-gather, which gloo's own all_gather makes at half the speed.
+        dist.all_to_all_single(flat.view(size, -1), shard.expand(size, -1).contiguous(), group=group)
+        tensor.copy_(flat[: tensor.numel()].view_as(tensor))
 
     def reduce_scatter(self, tensor: Tensor, *, group: dist.ProcessGroup, size: int) -> Tensor:
         """Return this rank's shard of the sum of flat tensors, [numel / size]."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 from torch import nn
 
@@ -40,18 +39,20 @@ def captured(size: int, options: tuple[tuple[str, object], ...]) -> CapturedMode
     count = sum(parameter.numel for parameter in parameters)
     return CapturedModel(
         facts=ModelFacts(
-            name="toy", n_parameters=count, n_active_parameters=count, layers=4, hidden=HIDDEN, heads=2, head_dim=12,
-            vocabulary=VOCABULARY,
+            name="toy", n_parameters=count, n_active_parameters=count, layers=4, hidden=HIDDEN, heads=2,
+            head_dim=12, vocabulary=VOCABULARY,
         ),
         parameters=parameters,
         segments=tuple(
             CapturedSegment(
                 name=f"segment{i}", tags=code.tags, parameters=code.parameters, inputs=code.inputs,
                 outputs=tuple(
-                    TensorSpec(shape=o.shape, dtype=o.dtype, batch_dim=0 if o.shape else None) for o in code.outputs
+                    TensorSpec(shape=o.shape, dtype=o.dtype, batch_dim=0 if o.shape else None)
+                    for o in code.outputs
                 ),
                 forward=NOTHING, forward_no_grad=NOTHING, backward=NOTHING, saved_bytes=8,
-                inputs_saved=tuple(True for _ in code.inputs), outputs_saved=tuple(False for _ in code.outputs),
+                inputs_saved=tuple(True for _ in code.inputs),
+                outputs_saved=tuple(False for _ in code.outputs),
             )
             for i, code in enumerate(codes)
         ),
@@ -113,6 +114,3 @@ def train(
         program=program_for(plan, **chosen),
         **{"timeout_s": 60.0, **options},
     )
-
-
-Factory = Callable[[], nn.Module] | partial[nn.Module]

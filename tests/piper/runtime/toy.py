@@ -1,4 +1,4 @@
-"""A small annotated decoder with everything that can go wrong: tied weights, dropout, buffers, in-place adds."""
+"""A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""A run records the same tasks as a simulation, on one clock."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from piper.runtime import RunOutcome
+from simulator.plan import MemoryClass, Plan, TaskKind
+from simulator.timeline.timeline import RankTrack
+from tests.piper.runtime.jobs import plan_of, train
+
+STEPS = 3
+
+
+@cache
+def recorded() -> tuple[Plan, RunOutcome]:
+    plan = plan_of("pp=2,dp=2,zero=1", clip=1.0, optimizer="adamw")
+    return plan, train(plan, steps=STEPS, verify=False)
+
+
+def test_every_rank_has_a_track_with_the_codes_of_its_plan() -> None:
+    plan, outcome = recorded()
+    assert outcome.timeline.source == "measured"
+    assert [track.rank for track in outcome.timeline.tracks] == [0, 1, 2, 3]
+    for track in outcome.timeline.tracks:
+        device = plan.device_plans[plan.pipeline_rank_of(track.rank)]
+        assert track.codes == device.codes()
+        assert track.streams == device.streams
+        assert track.task.tolist() == list(range(len(device.tasks))) * STEPS
+        assert track.n_devices == 1
+
+
+def test_the_clock_starts_at_zero_and_steps_end_in_order() -> None:
+    _, outcome = recorded()
+    timeline = outcome.timeline
+    assert min(int(track.dispatch_ns.min()) for track in timeline.tracks) >= 0
+    assert timeline.num_steps == STEPS
+    assert (np.diff(timeline.step_end_ns) > 0).all()
+    assert timeline.makespan_ns == max(int(track.end_ns.max()) for track in timeline.tracks)
+
+
+def test_a_stream_runs_one_task_at_a_time_in_dispatch_order() -> None:
+    for track in recorded()[1].timeline.tracks:
+        for stream in range(len(track.streams)):
+            mine = track.stream == stream
+            assert (track.start_ns[mine][1:] >= track.end_ns[mine][:-1]).all()
+        assert (track.end_ns >= track.start_ns).all()
+        assert (track.start_ns >= track.dispatch_ns).all()
+
+
+def test_no_task_starts_before_what_it_waits_for() -> None:
+    plan, outcome = recorded()
+    for track in outcome.timeline.tracks:
+        tasks = plan.device_plans[track.pipeline_rank].tasks
+        count = len(tasks)
+        for step in range(STEPS):
+            for position, waits in enumerate(tasks.waits.to_rows()):
+                for wait in waits:
+                    at, before = step * count + position, step * count + wait
+                    assert track.start_ns[at] >= track.end_ns[before]
+
+
+def test_step_times_add_up_to_the_run() -> None:
+    _, outcome = recorded()
+    total_s = sum(step["step_time_s"] for step in outcome.result["steps"])
+    assert abs(total_s - outcome.timeline.makespan_ns / 1e9) < 1e-6
+
+
+def test_memory_begins_with_the_static_bytes_and_returns_to_them() -> None:
+    plan, outcome = recorded()
+    for track in outcome.timeline.tracks:
+        bucket = plan.device_plans[track.pipeline_rank].buckets[0]
+        for row in (track.memory_bytes[-1], _after_step(track)):
+            assert row[MemoryClass.GRADIENTS] == 4 * bucket.padded_numel
+            assert row[MemoryClass.PARAMETERS] == 4 * bucket.padded_numel
+            assert row[MemoryClass.OPTIMIZER] == 8 * bucket.padded_numel // 2
+            assert row[MemoryClass.ACTIVATIONS] == 0
+        assert track.memory_bytes[:, MemoryClass.ACTIVATIONS].max() > 0
+        assert (np.diff(track.memory_ns) >= 0).all()
+    highest = max(int(track.memory_bytes.sum(axis=1).max()) for track in outcome.timeline.tracks)
+    assert outcome.result["peak_memory_bytes"] >= highest
+
+
+def _after_step(track: RankTrack) -> np.ndarray:
+    """Return the memory at the end of the first step's last compute task."""
+    last = np.flatnonzero((track.step == 0) & (track.kinds[track.task] == TaskKind.UPDATE))[-1]
+    return track.memory_bytes[np.searchsorted(track.memory_ns, track.end_ns[last], side="right") - 1]
+
+
+def test_the_result_has_the_keys_of_the_contract() -> None:
+    plan, outcome = recorded()
+    result = outcome.result
+    assert result["strategy"] == plan.strategy
+    assert result["world_size"] == 4
+    assert result["device"] == "cpu"
+    assert len(result["steps"]) == STEPS
+    assert set(result["steps"][0]) == {"loss", "step_time_s", "grad_norm"}
+    assert result["tokens_per_s"] > 0
+    for key in ("verified", "max_relative_error", "whole_batch_error", "predicted_step_time_s"):
+        assert result[key] is None
