@@ -1,0 +1,299 @@
+"""Every command does what it says, with text for people and one JSON object for scripts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+LLAMA = str(ROOT / "examples" / "llama3-8b" / "config.json")
+SMALL = ["tiny-llama", "--seq-len", "32", "--gpus", "4", "--global-batch", "8"]
+
+CONTRACT_KEYS = {
+    "schema_version", "model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack",
+    "defaults", "step_time_s", "makespan_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_flops_per_step",
+    "tflops_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes", "peak_reserved_bytes", "context_bytes",
+    "device_memory_bytes", "fits", "bubble_fraction", "idle_fraction", "breakdown_s", "ranks", "error_band",
+    "provenance", "warnings", "timings_s",
+}  # fmt: skip
+
+
+def output_of(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> str:
+    assert main(arguments) == code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def object_of(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output_of([*arguments, "--json"], capsys, code=code))
+    return found
+
+
+def test_simulate_gives_every_key_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(["simulate", *SMALL, "--strategy", "pp=2,dp=2,zero=1"], capsys)
+    assert set(found) >= CONTRACT_KEYS
+    assert found["n_gpus"] == 4
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-9)
+    for rank in found["ranks"]:
+        assert sum(rank["memory_by_class_bytes"].values()) == rank["peak_memory_bytes"]
+
+
+def test_llama3_8b_on_64_h100_is_planned_as_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = "pp=4,dp=16,zero=1,schedule=1f1b,recompute=full"
+    job = [
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "64",
+        "--micro-batch",
+        "1",
+        "--global-batch",
+        "512",
+        "--seq-len",
+        "8192",
+    ]
+    found = object_of(["simulate", LLAMA, *job, "--strategy", strategy], capsys)
+    assert found["n_parameters"] == 8_030_261_248
+    assert 0.25 < found["mfu"] < 0.60
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    embedding = 128256 * 4096
+    stages = [8 * layer + embedding, 8 * layer, 8 * layer, 8 * layer + embedding + 4096]
+    for rank, parameters in zip(found["ranks"], stages, strict=True):
+        padded = -(-parameters // 128) * 128
+        classes = rank["memory_by_class_bytes"]
+        assert classes["parameters"] == 2 * padded
+        assert classes["gradients"] == 4 * padded
+        assert classes["optimizer"] == 12 * padded // 16
+
+
+def test_simulate_says_in_text_what_it_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(["simulate", *SMALL, "--strategy", "pp=2,dp=2"], capsys)
+    first, second, *_ = out.splitlines()
+    assert first == "tiny-llama, 821 k parameters on 4 GPUs of dgx-h100"
+    assert second.startswith("strategy    pp=2,dp=2,")
+    assert "assumed " in out
+    assert "\x1b" not in out
+
+
+def test_simulate_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {
+        "--trace": "deep/trace.json.gz", "--plot": "t.png", "--memory-plot": "m.svg",
+        "--plan-out": "plan.json", "--out": "kept",
+    }  # fmt: skip
+    options = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
+    found = object_of(["simulate", *SMALL, "--strategy", "pp=2,dp=2", *options], capsys)
+    assert json.loads((tmp_path / "kept" / "result.json").read_text()) == found
+    assert (tmp_path / "kept" / "timeline.npz").is_file()
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "m.svg").read_text()
+    names = {
+        event["name"]
+        for event in json.loads(gzip.decompress((tmp_path / "deep/trace.json.gz").read_bytes()))[
+            "traceEvents"
+        ]
+    }
+    assert {"0F0", "1B3", "1SEND_B0"} <= names
+
+
+def test_a_plan_file_gives_what_its_model_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json.gz"
+    direct = object_of(["simulate", *SMALL, "--strategy", "pp=2,dp=2", "--plan-out", str(plan)], capsys)
+    again = object_of(["simulate", str(plan)], capsys)
+    for key in ("step_time_s", "breakdown_s", "ranks", "n_parameters", "strategy", "mfu"):
+        assert again[key] == direct[key]
+    assert object_of(["check", str(plan)], capsys)["legal"] is True
+
+
+def test_the_steps_option_gives_one_isolated_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(["simulate", *SMALL, "--strategy", "pp=4", "--steps", "1"], capsys)
+    assert found["step_time_s"] == found["makespan_s"]
+
+
+def test_clipping_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["simulate", *SMALL, "--strategy", "pp=2,dp=2"]
+    clipped, free = object_of(job, capsys), object_of([*job, "--clip-grad-norm", "none"], capsys)
+    assert free["step_time_s"] < clipped["step_time_s"]
+
+
+def test_too_much_memory_is_exit_3_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["simulate", "llama3-8b", "--strategy", "pp=2,dp=4"]
+    assert "DOES NOT FIT" in output_of(job, capsys)
+    found = object_of([*job, "--require-fit"], capsys, code=3)
+    assert found["fits"] is False
+    assert found["error"]["code"] == "does_not_fit"
+    assert "recompute=full" in found["error"]["fix"]
+    assert main([*job, "--require-fit"]) == 3
+    out, err = capsys.readouterr()
+    assert "DOES NOT FIT" in out
+    assert "error: pp=2,dp=4" in err
+
+
+def test_zero_over_one_replica_is_legal_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(["simulate", "tiny-llama", "--gpus", "2", "--strategy", "pp=2,zero=1"], capsys)
+    assert any("zero=1 shards over one replica" in text for text in found["warnings"])
+
+
+def test_compare_keeps_the_order_and_names_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    strategies = ["--strategy", "pp=4", "--strategy", "dp=4", "--strategy", "pp=2,dp=2"]
+    found = object_of(["compare", *SMALL, *strategies], capsys)
+    assert [result["strategy"]["shorthand"][:9] for result in found["results"]] == [
+        "pp=4,dp=1", "pp=1,dp=4", "pp=2,dp=2",
+    ]  # fmt: skip
+    out = output_of(["compare", *SMALL, *strategies], capsys)
+    best = min(range(3), key=lambda number: found["results"][number]["step_time_s"])
+    rows = [line for line in out.splitlines() if line.startswith(("pp=4 ", "dp=4 ", "pp=2,dp=2 "))]
+    assert [number for number, row in enumerate(rows) if " best " in row] == [best]
+
+
+def test_search_ranks_and_writes_strategy_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["search", *SMALL, "--pin", "micro_batch=1", "--top", "3", "--out", str(tmp_path / "found")]
+    found = object_of(job, capsys)
+    times = [result["step_time_s"] for result in found["ranking"]]
+    assert times == sorted(times)
+    assert len(times) == 3
+    assert json.loads((tmp_path / "found" / "ranking.json").read_text())["ranking"] == found["ranking"]
+    file = found["best"]["strategy_file"]
+    again = object_of(["simulate", *SMALL, "--strategy", file], capsys)
+    assert again["step_time_s"] == found["best"]["step_time_s"]
+
+
+def test_search_answers_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(["search", *SMALL, "--pin", "micro_batch=1", "--top", "1", "--why-not", "pp=4"], capsys)
+    assert "why not pp=4?" in out
+
+
+@pytest.mark.parametrize(
+    "option", [["--pin", "pp"], ["--why-not", "pp"], ["--pin", "pipeline=2"], ["--jobs", "0"]]
+)
+def test_search_refuses_what_it_cannot_read(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, *option]) == 2
+    assert "\nfix: " in capsys.readouterr().err
+
+
+def test_plot_and_report_take_folders_results_and_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, trace = tmp_path / "kept", tmp_path / "trace.json"
+    output_of(
+        ["simulate", *SMALL, "--strategy", "pp=2,dp=2", "--out", str(kept), "--trace", str(trace)], capsys
+    )
+    for source in (kept, kept / "result.json", trace):
+        picture = tmp_path / "picture.svg"
+        assert object_of(["plot", str(source), "-o", str(picture)], capsys)["file"] == str(picture)
+        assert "<svg" in picture.read_text()
+    page = tmp_path / "page.html"
+    found = object_of(["report", str(kept), str(trace), "-o", str(page), "--title", "Two"], capsys)
+    assert found["results"] == ["kept", "trace.json"]
+    assert "<title>Two</title>" in page.read_text()
+
+
+def test_models_show_exact_counts_and_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(["models", LLAMA], capsys)
+    assert (found["n_parameters"], found["n_active_parameters"]) == (8_030_261_248, 8_030_261_248)
+    assert (found["layers"], found["hidden"], found["vocabulary"]) == (32, 4096, 128_256)
+    assert found["assumed"]
+    names = [entry["model"] for entry in object_of(["models"], capsys)["models"]]
+    assert {"tiny-llama", "llama3-8b"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "name"), [("gpus", "h100"), ("clusters", "dgx-h100"), ("stacks", "piper")]
+)
+def test_catalogues_show_one_entry_with_its_sources(
+    catalogue: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert object_of([catalogue, name], capsys)["sources"]
+    assert f"name: {object_of([catalogue, name], capsys)['name']}" in output_of([catalogue, name], capsys)
+
+
+def test_a_schedule_alone_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(
+        ["schedules", "1f1b", "--pp", "4", "--microbatches", "8", "--costs", "F=1,BI=1,BW=1"], capsys
+    )
+    assert found["makespan"] == 3 * (8 + 4 - 1)
+    assert found["bubble_fraction"] == pytest.approx(3 / 11, rel=1e-15)
+    assert found["in_flight"] == [4, 3, 2, 1]
+    assert "rank 0   |F0|F1|F2|F3" in output_of(
+        ["schedules", "1f1b", "--pp", "4", "--microbatches", "8"], capsys
+    )
+
+
+def test_the_violations_of_a_users_schedule_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def rows(**counts):\n    return [['0F0', '0B0'], ['1B0', '1F0']]\n")
+    job = ["schedules", f"{file}:rows", "--pp", "2", "--microbatches", "1", "--check"]
+    found = object_of(job, capsys, code=4)
+    assert any(
+        "rank 1 is stuck at slot 0, 1B0, which needs 1F0" in text for text in found["error"]["violations"]
+    )
+
+
+def test_run_trains_verifies_and_keeps_the_measured_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "run.json"
+    job = ["--local", "2", "--strategy", "pp=2", "--seq-len", "16", "--steps", "2", "--verify"]
+    found = object_of(
+        ["run", "tiny-llama", *job, "--trace", str(trace), "--out", str(tmp_path / "run")], capsys
+    )
+    assert found["verified"] is True
+    assert found["world_size"] == 2
+    assert len(found["steps"]) == 2
+    assert set(found["max_relative_error"].values()) == {0.0}
+    assert found["predicted_step_time_s"] > 0
+    simulated = tmp_path / "simulated.json"
+    same = ["--cluster", "local-cpu", "--dtype", "fp32", "--seq-len", "16", "--strategy", "pp=2"]
+    output_of(["simulate", "tiny-llama", *same, "--trace", str(simulated)], capsys)
+    assert task_names(trace) == task_names(simulated)
+    page = tmp_path / "page.html"
+    output_of(["report", str(tmp_path / "run"), "-o", str(page)], capsys)
+    assert "Compared with one process: equal" in page.read_text()
+
+
+def task_names(trace: Path) -> set[str]:
+    return {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
+
+
+def test_run_says_who_must_start_the_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["run", "tiny-llama", "--strategy", "pp=2"]) == 2
+    assert "--local N" in capsys.readouterr().err
+    assert main(["run", "tiny-llama", "--strategy", "pp=2", "--local", "2", "--gpus", "4"]) == 2
+    assert "--gpus = 4 contradicts the 2 processes of --local" in capsys.readouterr().err
+    assert main(["run", "tiny-llama", "--strategy", "pp=2,dp=2", "--local", "2"]) == 2
+    assert "pp x dp = 4 is not the number of GPUs, 2" in capsys.readouterr().err
+
+
+def test_doctor_names_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PIPER_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    found = object_of(["doctor"], capsys)
+    by_name = {finding["name"]: finding for finding in found["findings"]}
+    assert "cannot be written" in by_name["cache"]["problem"]
+    assert "PIPER_CACHE_DIR" in by_name["cache"]["fix"]
+    assert by_name["torch"]["value"]
+    assert by_name["gloo"]["problem"] == ""
+    assert by_name["cores"]["value"] == len(os.sched_getaffinity(0))
+
+
+def test_doctor_survives_a_broken_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so is missing')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    out = output_of(["doctor"], capsys)
+    assert "problem  torch" in out
+    assert "libcudart.so is missing" in out
