@@ -79,11 +79,23 @@ class Operation:
                 fix="count what the kernel does; a kernel that does nothing is left out",
             )
 
+    @property
+    def without_count(self) -> tuple[object, ...]:
+        """Return what two operations have in common when one `count` can stand for both."""
+        return (
+            self.kind, self.name, self.shape, self.dtype, self.flops, self.bytes, self.causal, self.direction,
+        )  # fmt: skip
 
-def merge_equal(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Join equal operations into one with the summed count, in order of first appearance."""
-    counts: dict[Operation, int] = {}
+
+def merge_equal(operations: Iterable[Operation], *, times: int = 1) -> tuple[Operation, ...]:
+    """Join equal operations into one with the summed count (x `times`), in order of first appearance."""
+    first: dict[tuple[object, ...], Operation] = {}
+    counts: dict[tuple[object, ...], int] = {}
     for operation in operations:
-        key = replace(operation, count=1)
-        counts[key] = counts.get(key, 0) + operation.count
-    return tuple(replace(key, count=count) for key, count in counts.items())
+        key = operation.without_count
+        first.setdefault(key, operation)
+        counts[key] = counts.get(key, 0) + operation.count * times
+    return tuple(
+        operation if operation.count == counts[key] else replace(operation, count=counts[key])
+        for key, operation in first.items()
+    )

@@ -1,8 +1,6 @@
 """`python -m piper`: the same as the console script `piper`."""
 
-import sys
-
-from piper.cli import main
+from piper.cli import run_process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

@@ -144,6 +144,7 @@ def compile_resolved(
     job: Job,
     *,
     on_pass: Callable[[str, str], None] | None = None,
+    verified: bool = True,
 ) -> Plan:
     """Return the plan of a resolved strategy over a model captured at each microbatch size."""
     stages, directives = complete(resolved, models[0])
@@ -161,6 +162,7 @@ def compile_resolved(
         strategy=str(resolved.shorthand),
         notices=resolved.notices,
         on_pass=on_pass,
+        verified=verified,
     )
 
 

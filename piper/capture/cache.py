@@ -8,7 +8,7 @@ into place, so that processes may share the folder; one that cannot be read is c
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import importlib.util
 import json
 import os
 import tempfile
@@ -31,12 +31,21 @@ def cache_key(fingerprint: str, *, micro_batch: int, seq_len: int, dtype: str) -
     """Return the key of one capture."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for part in (fingerprint, micro_batch, seq_len, dtype, importlib.metadata.version("torch")):
+    for part in (fingerprint, micro_batch, seq_len, dtype):
         digest.update(f"{part}\0".encode())
+    digest.update(_torch_version())
     for pattern in _SOURCES:
         for file in sorted(package.glob(pattern)):
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _torch_version() -> bytes:
+    """Return torch's own version file, found without importing torch (or the slow importlib.metadata)."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return b"no torch"
+    return Path(found.origin).with_name("version.py").read_bytes()
 
 
 def load(folder: Path, key: str) -> CapturedModel | None:

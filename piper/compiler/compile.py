@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from piper.compiler.device_plan import DeviceEmitter
 from piper.compiler.works import WorkTable
 from piper.directives import PHASES
-from piper.graph import Graph, dump, verify
+from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
 from piper.passes import PASSES
 from simulator.plan import Group, Plan, Segment, TrainingFacts
@@ -20,6 +20,7 @@ def compile_graph(
     strategy: str,
     notices: Sequence[str] = (),
     on_pass: Callable[[str, str], None] | None = None,
+    verified: bool = True,
 ) -> Plan:
     """Return the plan of a captured and cut model under directives.
 
@@ -29,30 +30,25 @@ def compile_graph(
         strategy: canonical shorthand, for people.
         notices: what resolving the strategy assumed.
         on_pass: called with (name, text of the graph) after every directive and pass.
+        verified: check our invariants after every rewrite (a search compiles thousands of times without).
     Raises: StrategyError where a directive does not fit the model.
     """
-    for phase in PHASES:
-        for directive in directives:
-            if isinstance(directive, phase):
-                graph = _done(directive.apply(graph), directive.op, on_pass)
-    for name, rewrite in PASSES.items():
-        graph = _done(rewrite().apply(graph), name, on_pass)
+    steps = [(d.op, d) for phase in PHASES for d in directives if isinstance(d, phase)]
+    for name, rewrite in (*steps, *((name, kind()) for name, kind in PASSES.items())):
+        graph = rewrite.apply(graph)
+        if verified:
+            verify(graph, after=name)
+        if on_pass is not None:
+            on_pass(name, dump(graph))
     return _emit(graph, directives, strategy=strategy, notices=notices)
-
-
-def _done(graph: Graph, name: str, on_pass: Callable[[str, str], None] | None) -> Graph:
-    verify(graph, after=name)
-    if on_pass is not None:
-        on_pass(name, dump(graph))
-    return graph
 
 
 def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notices: Sequence[str]) -> Plan:
     groups = _groups(graph)
     numbers = {group.name: i for i, group in enumerate(groups)}
-    works = WorkTable(graph)
+    works, order = WorkTable(graph), topological_order(graph)
     device_plans = tuple(
-        DeviceEmitter(graph=graph, pipeline_rank=rank, works=works, groups=numbers).emit()
+        DeviceEmitter(graph=graph, pipeline_rank=rank, works=works, groups=numbers, order=order).emit()
         for rank in range(graph.num_pipeline_ranks)
     )
     model = graph.model

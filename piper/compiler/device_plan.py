@@ -17,7 +17,7 @@ from cost_models.ops import DTYPE_BYTES
 from piper.compiler.buffers import GRADIENT_BYTES, BufferBook, ComputeBuffers, add_static_buffers
 from piper.compiler.memory import StageMemory
 from piper.compiler.works import WorkTable
-from piper.graph import EdgeKind, Graph, Node, topological_order
+from piper.graph import EdgeKind, Graph, Node
 from simulator.plan import (
     COLLECTIVE_KINDS,
     NONE,
@@ -43,12 +43,14 @@ class DeviceEmitter:
         pipeline_rank: whose plan.
         works: price keys, shared by all ranks.
         groups: number of each rank group by name.
+        order: uids of all nodes in topological order.
     """
 
     graph: Graph
     pipeline_rank: int
     works: WorkTable
     groups: dict[str, int]
+    order: tuple[str, ...]
 
     _tasks: list[Task] = field(default_factory=list)
     _book: BufferBook = field(default_factory=BufferBook)
@@ -174,7 +176,7 @@ class DeviceEmitter:
     @cached_property
     def _step_end(self) -> tuple[Node, ...]:
         own = {n.uid for n in self._own if not n.per_microbatch}
-        return tuple(self.graph.node[uid] for uid in topological_order(self.graph) if uid in own)
+        return tuple(self.graph.node[uid] for uid in self.order if uid in own)
 
     @cached_property
     def _chains(self) -> dict[tuple[int, TaskKind], tuple[Node, ...]]:

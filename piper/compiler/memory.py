@@ -189,14 +189,10 @@ class StageMemory:
         passing = {v for v in (*inputs, *outputs) if v not in self._kept_until}
         return cost.workspace_bytes + sum(map(self.value_bytes, sorted(passing)))
 
-    @cached_property
-    def _trained_numel(self) -> Mapping[str, int]:
-        return {p.name: p.numel for p in self.model.parameters if p.trainable}
-
     def _backward_workspace(self, number: int, node: Node) -> int:
         segment = self.model.segments[number]
         span = range(node.first_segment, node.last_segment + 1)
-        trained = sum(self._trained_numel.get(name, 0) for name in segment.parameters)
+        trained = sum(self.model.trained_numel.get(name, 0) for name in segment.parameters)
         gradients = trained * DTYPE_BYTES[self.model.dtype]
         inner = [v for v in segment.inputs if v[0] in span]
         inner += [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cost_models.ops import DTYPE_BYTES, Operation, OpKind, merge_equal
-from piper.graph import CapturedModel, Graph, Node
+from piper.graph import CapturedModel, CapturedSegment, Graph, Node
 from simulator.plan import NONE, Bucket, TaskKind, Work
 
 UPDATE_BYTES = {"adamw": (28, 30), "sgd": (12, 14)}
@@ -72,18 +73,23 @@ class WorkTable:
 def _operations(model: CapturedModel, node: Node) -> tuple[Operation, ...]:
     segments = model.segments[node.first_segment : node.last_segment + 1]
     found: list[Operation] = []
-    for segment in segments:
-        if node.kind is TaskKind.F and node.recomputed:
-            found += segment.forward_no_grad.operations
-        elif node.kind is TaskKind.B:
-            found += segment.backward.operations
-        else:
-            found += segment.forward.operations
+    # Equal segments share one tuple of operations, so a stage of many layers is joined layer by layer kind.
+    lists = [_of_pass(segment, node) for segment in segments]
+    times = Counter(id(operations) for operations in lists)
+    for operations in {id(operations): operations for operations in lists}.values():
+        found += merge_equal(operations, times=times[id(operations)])
     if node.kind is TaskKind.B:
-        shapes = {p.name: p for p in model.parameters}
-        names = [name for segment in segments for name in segment.parameters if shapes[name].trainable]
-        found += [_accumulate(shapes[name].numel, model.dtype) for name in names]
+        names = [name for segment in segments for name in segment.parameters]
+        numels = [model.trained_numel[name] for name in names if name in model.trained_numel]
+        found += [_accumulate(numel, model.dtype) for numel in numels]
     return merge_equal(found)
+
+
+def _of_pass(segment: CapturedSegment, node: Node) -> tuple[Operation, ...]:
+    if node.kind is TaskKind.B:
+        return segment.backward.operations
+    thrown_away = node.kind is TaskKind.F and node.recomputed
+    return (segment.forward_no_grad if thrown_away else segment.forward).operations
 
 
 def _accumulate(numel: int, dtype: str) -> Operation:

@@ -9,6 +9,7 @@ however many segments save it, so the compiler must see it apart. Parameters are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from cost_models.ops import Operation
 from simulator.plan import ModelFacts, Parameter, TensorSpec
@@ -59,7 +60,7 @@ class CapturedSegment:
     outputs_saved: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CapturedModel:
     """A model as segments, at one microbatch size, sequence length and dtype.
 
@@ -78,3 +79,8 @@ class CapturedModel:
     micro_batch: int
     seq_len: int
     dtype: str
+
+    @cached_property
+    def trained_numel(self) -> dict[str, int]:
+        """Return the elements of every parameter that is trained, by name."""
+        return {p.name: p.numel for p in self.parameters if p.trainable}

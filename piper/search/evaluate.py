@@ -118,7 +118,7 @@ class Evaluator:
     def _compile(self, candidate: Candidate, *, global_batch: int) -> Plan:
         resolved = self._resolve(candidate, global_batch)
         models = [self.model(size) for size in dict.fromkeys(resolved.sizes)]
-        return compile_resolved(resolved, models, self.job)
+        return compile_resolved(resolved, models, self.job, verified=False)
 
     def _resolve(self, candidate: Candidate, global_batch: int) -> Resolved:
         return resolve(
@@ -131,9 +131,10 @@ class Evaluator:
 
 
 RESULT_KEYS = (
-    "model", "cluster", "n_gpus", "strategy", "schedule", "stack", "step_time_s", "tokens_per_s",
-    "tokens_per_s_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes", "peak_reserved_bytes",
-    "context_bytes", "device_memory_bytes", "fits", "bubble_fraction", "breakdown_s", "error_band",
+    "model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack", "step_time_s",
+    "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes",
+    "peak_reserved_bytes", "context_bytes", "device_memory_bytes", "fits", "bubble_fraction", "breakdown_s",
+    "error_band",
 )  # fmt: skip
 
 _EVALUATOR: list[Evaluator] = []

@@ -1,4 +1,4 @@
-"""The space: which strategies there are for a model on a number of devices, illegal ones named and counted."""
+"""The space: which strategies a model has on a number of devices; illegal ones are named and counted."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _illegal(point: Candidate, *, num_units: int, global_batch: int) -> str:
 
 
 def _canonical(point: Candidate, *, free: set[str]) -> Candidate:
-    """Return the point that stands for it: ZeRO over one replica and the order of one stage change nothing."""
+    """Return the point that stands for it: ZeRO over one replica, the order of one stage change nothing."""
     zero = 0 if point.dp == 1 and "zero" in free else point.zero
     schedule = SCHEDULES[0] if point.pp == 1 and "schedule" in free else point.schedule
     return Candidate(

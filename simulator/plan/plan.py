@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -180,10 +181,7 @@ class Parameter:
     @property
     def numel(self) -> int:
         """Return the number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,150 @@
+"""The search against exhaustive simulation, its counts, its reasons and its refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper.errors import JobError
+from piper.predict import Job
+from piper.search import SearchRequest, search_strategies
+from piper.search.evaluate import Evaluator
+from piper.search.outcome import Status
+from piper.search.space import Candidate, enumerate_space
+from piper.strategy import load_strategy
+
+TINY = {"model": "tiny-llama", "cluster": "dgx-h100", "gpus": 4, "global_batch": 8}
+
+
+def searched(**changes: Any) -> dict[str, Any]:
+    return search_strategies(SearchRequest(**(TINY | changes))).to_json()
+
+
+def without_timings(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key != "timings_s"}
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return Evaluator(job=Job(model="tiny-llama", gpus=4, global_batch=8))
+
+
+@pytest.fixture(scope="module")
+def everything(evaluator: Evaluator) -> dict[Candidate, dict[str, Any]]:
+    space = enumerate_space(gpus=4, num_units=evaluator.num_units, global_batch=8)
+    return {candidate: evaluator.simulate(candidate) for candidate in space.candidates}
+
+
+def test_no_bound_exceeds_the_simulation(
+    evaluator: Evaluator, everything: dict[Candidate, dict[str, Any]]
+) -> None:
+    for candidate, result in everything.items():
+        bounds = evaluator.bounds(candidate)
+        assert bounds.step_time_s <= result["step_time_s"], candidate
+        assert bounds.memory_bytes <= result["peak_memory_bytes"], candidate
+
+
+def test_no_bound_exceeds_the_simulation_without_the_norm_barrier() -> None:
+    evaluator = Evaluator(job=Job(model="tiny-llama", gpus=2, global_batch=4, clip_grad_norm=None))
+    for candidate in enumerate_space(gpus=2, num_units=18, global_batch=4).candidates:
+        assert evaluator.bounds(candidate).step_time_s <= evaluator.simulate(candidate)["step_time_s"]
+
+
+def test_exhaustive_simulation_finds_nothing_better(everything: dict[Candidate, dict[str, Any]]) -> None:
+    found = searched(top=3)
+    fastest = sorted(result["step_time_s"] for result in everything.values())
+    assert [entry["step_time_s"] for entry in found["ranking"]] == fastest[:3]
+    assert found["best"]["step_time_s"] == fastest[0]
+    assert found["lower_bound_s"] <= fastest[0]
+    assert found["gap"] == pytest.approx(1 - found["lower_bound_s"] / fastest[0])
+
+
+def test_counts_add_up_to_the_space() -> None:
+    found = searched(top=2)
+    assert sum(found["pruned"].values()) + found["simulated"] == found["space_size"]
+    assert (
+        sum(row["count"] for row in found["rejected"])
+        >= found["space_size"] - found["pruned"]["duplicate"] - 2
+    )
+    assert found["ended_by"] == "bound"
+
+
+def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
+    assert without_timings(searched(jobs=2, top=2)) == without_timings(searched(jobs=1, top=2))
+
+
+def test_what_does_not_fit_is_rejected_with_its_bytes() -> None:
+    found = search_strategies(
+        SearchRequest(
+            model="llama3-8b", cluster="h100-8gpu", gpus=8, global_batch=8, seq_len=512, top=1,
+            pin={"pp": "1", "micro_batch": "1"}, why_not={"zero": "0"},
+        )
+    ).to_json()  # fmt: skip
+    assert found["best"] is None or found["best"]["fits"]
+    assert found["why_not"]["status"] == str(Status.MEMORY_BOUND)
+    assert "GiB more than a device has" in found["why_not"]["reason"]
+
+
+def test_memory_can_be_the_objective(everything: dict[Candidate, dict[str, Any]]) -> None:
+    found = searched(objective="memory", top=1)
+    assert found["best"]["peak_memory_bytes"] == min(r["peak_memory_bytes"] for r in everything.values())
+
+
+def test_the_pareto_front_holds_no_dominated_strategy() -> None:
+    front = searched(top=50)["pareto"]
+    times = [entry["step_time_s"] for entry in front]
+    memory = [entry["peak_memory_bytes"] for entry in front]
+    assert times == sorted(times)
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == len(memory)
+
+
+def test_pin_and_forbid_narrow_the_space() -> None:
+    found = searched(pin={"pp": "2"}, forbid=(("schedule", "gpipe"),), top=50)
+    assert {entry["strategy"]["shorthand"].split(",")[0] for entry in found["ranking"]} == {"pp=2"}
+    assert "gpipe" not in {entry["schedule"] for entry in found["ranking"]}
+
+
+def test_why_not_names_the_seconds_by_cause() -> None:
+    answer = searched(top=50, why_not={"pp": "4"})["why_not"]
+    assert answer["status"] == str(Status.RANKED)
+    assert answer["slower_by_s"] == pytest.approx(sum(answer["by_cause_s"].values()))
+
+
+def test_limits_end_the_search_and_say_so() -> None:
+    capped = searched(max_candidates=3, top=50)
+    assert (capped["simulated"], capped["ended_by"]) == (3, "max_candidates")
+    assert capped["pruned"]["not_reached"] > 0
+    assert searched(time_limit_s=1e-9)["ended_by"] == "time_limit"
+
+
+def test_saved_strategies_load_and_name_their_files(tmp_path: Path) -> None:
+    saved = search_strategies(SearchRequest(**TINY, top=2)).save(tmp_path).to_json()
+    assert json.loads((tmp_path / "ranking.json").read_text())["best"] == saved["best"]
+    for entry in saved["ranking"]:
+        strategy = load_strategy(entry["strategy_file"])
+        assert f"pp={strategy.stated.pp}," in entry["strategy"]["shorthand"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "fix"),
+    [
+        ({"pin": {"ppp": "2"}}, "pin or forbid", "did you mean 'pp'"),
+        ({"forbid": (("zeros", "1"),)}, "pin or forbid", "did you mean 'zero'"),
+        ({"top": 0}, "top", "such as 10"),
+        ({"jobs": 0}, "jobs", "such as 2"),
+        ({"objective": "speed"}, "objective", "time"),
+        ({"time_limit_s": float("nan")}, "time_limit", "seconds"),
+        ({"max_candidates": -1}, "max_candidates", "such as"),
+        ({"pin": {"pp": "3"}}, "space", "--gpus"),
+        ({"cluster": "h100-8gpu", "gpus": 16}, "gpus", "at most 8"),
+    ],
+)
+def test_a_bad_request_names_field_and_fix(changes: dict[str, Any], field: str, fix: str) -> None:
+    with pytest.raises(JobError) as caught:
+        searched(**changes)
+    assert caught.value.field == field
+    assert fix in caught.value.fix
