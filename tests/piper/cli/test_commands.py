@@ -20,8 +20,8 @@ CONTRACT_KEYS = {
     "schema_version", "model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack",
     "defaults", "step_time_s", "makespan_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_flops_per_step",
     "tflops_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes", "peak_reserved_bytes",
-    "context_bytes", "device_memory_bytes", "fits", "bubble_fraction", "idle_fraction", "breakdown_s", "ranks", "error_band",
-    "provenance", "warnings", "timings_s",
+    "context_bytes", "device_memory_bytes", "fits", "bubble_fraction", "idle_fraction", "breakdown_s",
+    "ranks", "error_band", "provenance", "warnings", "timings_s",
 }  # fmt: skip
 
 
