@@ -23,6 +23,7 @@ from piper.capture.records import (
     saved_inside,
     saved_outputs,
 )
+from piper.capture.replay import ReplayMismatchError
 from piper.capture.run import Run
 from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
@@ -152,6 +153,8 @@ def _original(record: Record) -> SegmentRecord:
 def _own_values(record: Record, outputs: Sequence[Value]) -> list[Value]:
     """Return outputs as the recording knows them that the costs come from."""
     if isinstance(record, ReplayRecord):
+        if not record.original_of.keys() >= set(outputs):
+            raise ReplayMismatchError
         return [record.original_of[value] for value in outputs]
     return list(outputs)
 

@@ -79,8 +79,9 @@ class Recorder(TorchDispatchMode):
         self._marks: list[int] = []
         self._mark_segments: list[int | None] = []
         self._pass = PassRecord()
+        self._views: dict[Value, dict[int, None]] = {}
         self._grad_maker: dict[int, int] = {}
-        self._sums: dict[int, tuple[int, Operation, tuple[int, ...]]] = {}
+        self._sums: dict[int, tuple[Operation, tuple[int, ...]]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -130,7 +131,7 @@ class Recorder(TorchDispatchMode):
             record.parameters.setdefault(name)
         elif address_of(tensor) not in self.buffers:
             value = self._value_of(tensor)
-            if value is not None and value.producer != record.index:
+            if value is not None and value.producer != record.index and not self._made_here(tensor, record):
                 value.requires_grad = value.requires_grad or tensor.requires_grad
                 record.inputs.setdefault(value)
 
@@ -151,10 +152,16 @@ class Recorder(TorchDispatchMode):
         """Forget the additions that summed a parameter's gradient over segments: accumulation does that."""
         pending = [self.book.storage_of(grad).number]
         while pending:
-            made = self._sums.pop(pending.pop(), None)
-            if made is not None:
-                segment, operation, sources = made
-                _backward_operations(self.segments[segment]).remove(operation)
+            number = pending.pop()
+            maker = self.segments[self._grad_maker[number]] if number in self._grad_maker else None
+            if isinstance(maker, SegmentRecord):
+                maker.grads_out.pop(number, None)
+            if isinstance(maker, SegmentRecord) and number in self._sums:
+                operation, sources = self._sums.pop(number)
+                maker.backward.operations.remove(operation)
+                maker.backward.forget(number)
+                for source in sources:
+                    maker.backward.keep(source)
                 pending.extend(sources)
 
     def __torch_dispatch__(  # noqa: PLR0917
@@ -197,6 +204,8 @@ class Recorder(TorchDispatchMode):
             self.outside = True
             if not event.free:
                 self.unannotated.append(event.name)
+            elif self.segments and not self.backward:
+                segment = len(self.segments) - 1
         else:
             self._pass = _pass_of(self.segments[segment], backward=self.backward)
         self._count_storages(event, segment)
@@ -224,15 +233,17 @@ class Recorder(TorchDispatchMode):
             base = self._value_of(event.reads[0]) if event.reads else None
             for tensor in event.writes:
                 if base is not None and self.book.value_of(tensor) is None:
-                    self.book.produce(tensor, producer=base.producer)
+                    self.book.produce(tensor, producer=base.producer, order=base.order)
             return
         for tensor in event.reads:
             self.consume(tensor, self.segments[segment])
         for tensor in event.writes:
             if event.mutable:
                 self.book.overwrite(tensor, producer=segment)
-            elif self.book.value_of(tensor) is None:
+            elif (known := self.book.value_of(tensor)) is None:
                 self.book.produce(tensor, producer=segment)
+            elif known.producer != segment:
+                self._views.setdefault(known, {})[segment] = None
 
     def _add_operation(self, event: _Event, segment: int) -> None:
         operation = operation_of(
@@ -252,7 +263,12 @@ class Recorder(TorchDispatchMode):
         _backward_operations(self.segments[segment]).append(operation)
         if event.op == "add":
             sources = tuple(self.book.storage_of(tensor).number for tensor in event.reads)
-            self._sums[self.book.storage_of(event.writes[0]).number] = segment, operation, sources
+            self._sums[self.book.storage_of(event.writes[0]).number] = operation, sources
+
+    def _made_here(self, tensor: Tensor, record: Record) -> bool:
+        """Whether the segment made a view that looks like an older tensor (see [Note: crossing tensors])."""
+        known = self.book.value_of(tensor)
+        return known is not None and record.index in self._views.get(known, {})
 
     def _value_of(self, tensor: Tensor) -> Value | None:
         value = self.book.value_of(tensor)
@@ -262,7 +278,9 @@ class Recorder(TorchDispatchMode):
         if base is None:
             self.foreign.append(f"{tensor.dtype} {list(tensor.shape)}")
             return None
-        return self.book.produce(tensor, producer=base.producer)
+        return self.book.produce(
+            tensor, producer=base.producer, order=base.order if base.producer < 0 else None
+        )
 
     def _segment_in_forward(self) -> int | None:
         known = self._mark_segments[-1]
@@ -282,10 +300,17 @@ class Recorder(TorchDispatchMode):
         while at > 0 and self._mark_segments[at] is None:
             at -= 1
         segment = self._mark_segments[at]
-        if segment is not None and isinstance(self.segments[segment], ReplayRecord):
-            taken = (self.grad_segment.get(self.book.storage_of(tensor).number) for tensor in reads)
-            return next((found for found in taken if found is not None), segment)
-        return segment
+        record = None if segment is None else self.segments[segment]
+        return self._segment_in_block(record, reads) if isinstance(record, ReplayRecord) else segment
+
+    def _segment_in_block(self, record: ReplayRecord, reads: Sequence[Tensor]) -> int:
+        """Return which segment of a replayed block made one of the gradients that are summed here."""
+        for tensor in reads:
+            taker = self.grad_segment.get(self.book.storage_of(tensor).number, -1)
+            found = self.segments[taker]
+            if taker >= 0 and isinstance(found, ReplayRecord) and found.block == record.block:
+                return taker
+        return record.index
 
     def _direction(self, event: _Event) -> str:
         if not self.backward:
@@ -304,8 +329,8 @@ class Recorder(TorchDispatchMode):
             leaf = getattr(source, "variable", None)
             if leaf is not None and address_of(leaf) in self.parameters:
                 return True
-            is_chain = source is not None and leaf is None and len(source.next_functions) == 1
-            if depth and is_chain and self._takes_parameter(source, depth - 1):
+            is_view = source is not None and source.name().startswith(_VIEW_NODES)
+            if depth and is_view and self._takes_parameter(source, depth - 1):
                 return True
         return False
 
@@ -331,6 +356,11 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.mark()
+
+
+_VIEW_NODES = ("TBackward", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand", "ToCopy",
+               "Unsqueeze", "Squeeze", "Select", "Slice", "Alias")  # fmt: skip
+"""Names of autograd nodes through which a parameter is still the same weights."""
 
 
 def _unpack(tensor: Tensor) -> Tensor:

@@ -55,6 +55,14 @@ class PassRecord:
         """Note the end of a storage."""
         self.events.append((storage, -nbytes))
 
+    def forget(self, storage: int) -> None:
+        """Undo what was noted of a storage."""
+        self.allocated.pop(storage, None)
+
+    def keep(self, storage: int) -> None:
+        """Let a storage that this pass made live to its end."""
+        self.events = [(number, change) for number, change in self.events if number != storage or change > 0]
+
     def workspace_bytes(self, *, kept: Iterable[int], alive_before: dict[int, int]) -> int:
         """Return the peak beyond what is kept at the end and what was alive before."""
         counted = self.allocated | alive_before
@@ -98,6 +106,7 @@ class ReplayRecord:
         index, stack, parameters, inputs: as in `SegmentRecord`.
         original: the recorded segment.
         original_of: the original's value for each of this run's values that the segment produces.
+        block: number of the replayed call, shared by its segments.
         extra_backward: additions of gradients that only this run makes.
     """
 
@@ -105,6 +114,7 @@ class ReplayRecord:
     stack: Stack
     original: SegmentRecord
     parameters: dict[str, None]
+    block: int
     inputs: dict[Value, None] = field(default_factory=dict)
     original_of: dict[Value, Value] = field(default_factory=dict)
     extra_backward: list[Operation] = field(default_factory=list)

@@ -166,6 +166,7 @@ class Replayer:
                 index=base + original.index,
                 stack=(*outside, *(annotation_of[annotation.uid] for annotation in original.stack)),
                 original=original,
+                block=base,
                 parameters=dict.fromkeys(rename.get(name, name) for name in original.parameters),
             )
             for original in template.segments
@@ -243,8 +244,8 @@ class Replayer:
         """Return gradients for the tensor inputs of a replayed block, made by nobody."""
         outer, template = self._recorder, call.template
         self._open_calls.pop(call.base, None)
-        for grad, (*_, requires_grad) in zip(grads, template.tensor_layouts, strict=True):
-            if requires_grad and grad is None:
+        for grad, (_, stride, _, requires_grad) in zip(grads, template.tensor_layouts, strict=True):
+            if requires_grad and (grad is None or grad.stride() != stride):
                 raise ReplayMismatchError
             if grad is not None:
                 outer.pass_gradient(grad, call.base)

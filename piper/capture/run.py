@@ -13,8 +13,8 @@ from cost_models.errors import PiperError
 from piper.capture.backward import backward_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
-from piper.capture.records import Value
-from piper.capture.replay import replaying
+from piper.capture.records import ReplayRecord, Value
+from piper.capture.replay import ReplayMismatchError, replaying
 from piper.capture.tensors import address_of
 from piper.errors import ModelError
 
@@ -85,6 +85,8 @@ def record(
         recorder.book.produce(tokens, producer=-1, order=0)
         recorder.book.produce(labels, producer=-1, order=1)
         loss = _forward(lambda: module(tokens, labels), where=where)
+        if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):
+            raise ReplayMismatchError  # a view between scopes belongs to the segment before it
         value = _checked_loss(loss, recorder, grad=grad)
         if grad and isinstance(loss, Tensor):
             parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -20,6 +20,9 @@ Rule = Callable[..., Any]
 TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not",
                      "logical_xor", "isnan", "isinf", "isfinite"})  # fmt: skip
 
+ARITHMETIC_OPTIONS = frozenset({"alpha", "beta", "value", "approximate", "rounding_mode"})
+"""Keyword arguments that change numbers but no layout."""
+
 
 def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what `func` returns on meta tensors, or None when no rule covers the call."""
@@ -33,7 +36,7 @@ def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _pointwise(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     tensors = [value for value in args if isinstance(value, Tensor)]
-    if kwargs.get("dtype") is not None or not tensors:
+    if not tensors or not kwargs.keys() <= ARITHMETIC_OPTIONS:
         return None
     leading = tensors[0]
     if not _plain(leading) or not all(_expands_to(tensor.shape, leading.shape) for tensor in tensors):
@@ -127,6 +130,12 @@ def _empty_like(x: Tensor, *_: Any, **kwargs: Any) -> Tensor | None:
     return like(x, dtype=kwargs.get("dtype"))
 
 
+def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor | None:
+    if memory_format == torch.contiguous_format:
+        return x.new_empty(x.shape)
+    return _empty_like(x, memory_format=memory_format)
+
+
 def _slice_backward(grad: Tensor, sizes: Sequence[int], *_: Any) -> Tensor:
     return grad.new_empty(sizes)
 
@@ -169,6 +178,7 @@ RULES: dict[str, Rule] = {
     "_log_softmax_backward_data": _softmax_backward,
     "nll_loss_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
+    "clone": _clone,
     "empty_like": _empty_like,
     "zeros_like": _empty_like,
     "ones_like": _empty_like,

@@ -3,7 +3,8 @@
 [Note: crossing tensors]
 A tensor is known by storage, offset, shape and strides. The segment whose operator first returns such a
 tensor produced it (a view made inside a segment is its own); a segment that takes one produced elsewhere
-has an input, straight from the producer, however many segments lie between.
+has an input, straight from the producer, however many segments lie between. A segment may make a view that
+looks exactly like an older tensor with the same storage; inside the segment that view is its own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,147 @@
+"""Our shape rules give what torch's meta kernels give: shapes, dtypes and strides."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from piper.capture.shapes import RULES, result_of
+
+aten = torch.ops.aten
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def indices(*shape):
+    return meta(*shape, dtype=torch.int64)
+
+
+X, WIDE = meta(2, 6, 4, 8), meta(2, 6, 4, 16)
+HALF = WIDE.chunk(2, dim=-1)[0]
+TRANSPOSED = X.transpose(1, 2)
+MASK = meta(2, 6, 4, 8, dtype=torch.bool)
+QKV = [meta(2, 6, heads, 8).transpose(1, 2) for heads in (4, 2, 2)]
+FLASH = (*QKV, 0.0, True)
+OUT, LSE, SEED = (
+    meta(2, 6, 4, 8).transpose(1, 2),
+    meta(2, 4, 6, dtype=torch.float32),
+    meta(2, dtype=torch.uint64),
+)
+
+CALLS = {
+    "mm": (aten.mm.default, (meta(3, 5), meta(7, 5).t())),
+    "addmm": (aten.addmm.default, (meta(7), meta(3, 5), meta(5, 7))),
+    "bmm": (aten.bmm.default, (meta(2, 3, 5), meta(2, 5, 7))),
+    "baddbmm": (aten.baddbmm.default, (meta(2, 3, 7), meta(2, 3, 5), meta(2, 5, 7))),
+    "cat": (aten.cat.default, ([X, X, WIDE], -1)),
+    "cat first dimension": (aten.cat.default, ([X, X],)),
+    "embedding": (aten.embedding.default, (meta(9, 4), indices(2, 3))),
+    "embedding backward": (
+        aten.embedding_dense_backward.default,
+        (meta(2, 3, 4), indices(2, 3), 9, -1, False),
+    ),
+    "softmax": (aten._softmax.default, (X, -1, False)),
+    "log softmax": (aten._log_softmax.default, (X, 1, False)),
+    "log softmax of a transpose": (aten._log_softmax.default, (TRANSPOSED, 1, False)),
+    "softmax backward": (aten._softmax_backward_data.default, (X, X, -1, torch.bfloat16)),
+    "log softmax backward": (aten._log_softmax_backward_data.default, (X, X, -1, torch.bfloat16)),
+    "nll": (aten.nll_loss_forward.default, (meta(5, 9), indices(5), None, 2, -100)),
+    "nll unreduced": (aten.nll_loss_forward.default, (meta(5, 9), indices(5), None, 0, -100)),
+    "nll backward": (aten.nll_loss_backward.default, (meta(), meta(5, 9), indices(5), None, 2, -100, meta())),
+    "slice backward": (aten.slice_backward.default, (HALF, [2, 6, 4, 16], 3, 0, 8, 1)),
+    "select backward": (aten.select_backward.default, (meta(2, 6), [2, 3, 6], 1, 0)),
+    "mean": (aten.mean.dim, (X, [-1], True)),
+    "mean of a transpose": (aten.mean.dim, (TRANSPOSED, [1])),
+    "dropout": (aten.native_dropout.default, (TRANSPOSED, 0.1, True)),
+    "clone": (aten.clone.default, (TRANSPOSED,)),
+    "clone of half": (aten.clone.default, (HALF,)),
+    "empty like": (aten.empty_like.default, (HALF,)),
+    "zeros like": (aten.zeros_like.default, (TRANSPOSED,)),
+    "ones like": (aten.ones_like.default, (X,)),
+    "flash": (aten._scaled_dot_product_flash_attention.default, FLASH),
+    "flash backward": (
+        aten._scaled_dot_product_flash_attention_backward.default,
+        (OUT, *QKV, OUT, LSE, None, None, 6, 6, 0.0, True, SEED, meta(dtype=torch.uint64)),
+    ),
+    "add": (aten.add.Tensor, (X, X)),
+    "add a row": (aten.mul.Tensor, (X, meta(8))),
+    "add a column": (aten.mul.Tensor, (X, meta(4, 1))),
+    "multiply by a number": (aten.mul.Tensor, (HALF, 2.0)),
+    "multiply by a scalar tensor": (aten.mul.Tensor, (X, meta(dtype=torch.float32))),
+    "multiply half": (aten.mul.Tensor, (HALF, meta(6, 1, 8))),
+    "multiply a transpose": (aten.mul.Tensor, (TRANSPOSED, TRANSPOSED)),
+    "transpose and contiguous": (aten.add.Tensor, (TRANSPOSED, meta(2, 4, 6, 8))),
+    "one wide": (aten.add.Tensor, (meta(1, 1, 8).transpose(0, 1), meta(1, 1, 8))),
+    "addcmul": (aten.addcmul.default, (HALF, HALF, meta(6, 1, 8))),
+    "silu": (aten.silu.default, (X,)),
+    "silu backward": (aten.silu_backward.default, (X, TRANSPOSED.transpose(1, 2))),
+    "relu backward": (aten.threshold_backward.default, (X, X, 0)),
+    "gelu": (aten.gelu.default, (HALF,)),
+    "rsqrt": (aten.rsqrt.default, (meta(2, 1, 1),)),
+    "power": (aten.pow.Tensor_Scalar, (X, 2)),
+    "compare": (aten.gt.Scalar, (X, 0)),
+    "compare tensors": (aten.eq.Tensor, (X, X)),
+    "where": (aten.where.self, (MASK, X, X)),
+    "masked fill": (aten.masked_fill.Scalar, (X, MASK, 0.0)),
+}
+KEYWORDS = {
+    "clone contiguous": (aten.clone.default, (TRANSPOSED,), {"memory_format": torch.contiguous_format}),
+    "empty like in fp32": (aten.empty_like.default, (TRANSPOSED,), {"dtype": torch.float32}),
+    "flash scaled": (aten._scaled_dot_product_flash_attention.default, FLASH, {"scale": 0.5}),
+    "subtract": (aten.addcmul.default, (X, X, X), {"value": -1}),
+}
+
+
+def layouts(result):
+    parts = result if isinstance(result, tuple | list) else (result,)
+    return [
+        (tuple(part.shape), part.stride(), part.dtype) if isinstance(part, torch.Tensor) else part
+        for part in parts
+    ]
+
+
+@pytest.mark.parametrize("name", [*CALLS, *KEYWORDS])
+def test_a_rule_agrees_with_torch(name):
+    func, args, kwargs = KEYWORDS[name] if name in KEYWORDS else (*CALLS[name], {})
+    ours = result_of(func, args, kwargs)
+    assert ours is not None
+    assert layouts(ours) == layouts(func(*args, **kwargs))
+
+
+def test_every_rule_is_compared_with_torch():
+    tested = {func._opname for func, *_ in (*CALLS.values(), *KEYWORDS.values())}
+    assert set(RULES) <= tested
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs"),
+    [
+        (aten.add.Tensor, (meta(8), X), {}),
+        (aten.add.Tensor, (X, meta(2, 6, 4, 8, dtype=torch.float32)), {}),
+        (aten.mul.Tensor, (meta(1, 6, 4, 8).expand(2, -1, -1, -1), X), {}),
+        (aten.add.Tensor, (indices(3), indices(3)), {}),
+        (aten.add_.Tensor, (X, X), {}),
+        (aten.cat.default, ([HALF, HALF], -1), {}),
+        (aten.mean.dim, (X, [-1]), {"dtype": torch.float32}),
+        (aten.native_dropout.default, (X, 0.1, False), {}),
+        (aten.empty_like.default, (X.expand(2, 6, 4, 8),), {"memory_format": torch.channels_last}),
+    ],
+)
+def test_a_case_that_no_rule_knows_is_left_to_torch(func, args, kwargs):
+    assert result_of(func, args, kwargs) is None
+
+
+def test_rules_run_no_kernel_of_torchs_python_kind():
+    """What the rules call must be cheap: allocations and sums, seen by a mode."""
+    seen = set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(func._opname)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        for func, args in CALLS.values():
+            result_of(func, args, {})
+    assert seen <= {"new_empty", "empty_strided", "sum"}
