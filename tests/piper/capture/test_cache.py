@@ -164,7 +164,8 @@ def test_many_writers_leave_one_whole_file(tmp_path):
     file.unlink()
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from piper.capture.cache import load, store\nfrom piper.capture.codec import from_json\nimport json\n"
+        "import json; from piper.capture.cache import load, store\n"
+        "from piper.capture.codec import from_json\n"
         "folder, key, text = Path(sys.argv[1]), sys.argv[2], sys.stdin.read()\n"
         "model = from_json(json.loads(text))\n"
         "for _ in range(60):\n"
