@@ -26,7 +26,7 @@ def matmul(name: str, rows: int, *, direction: str = "fwd") -> Operation:
 def captured(
     *, layers: int = 4, micro_batch: int = 1, tied: bool = False, dtype: str = "bf16"
 ) -> CapturedModel:
-    """An embedding, `layers` equal layers of one [HIDDEN, HIDDEN] weight and bias, and a head with the loss."""
+    """An embedding, equal layers of one [HIDDEN, HIDDEN] weight and bias, and a head with the loss."""
     rows = micro_batch * SEQ
     hidden = TensorSpec(shape=(micro_batch, SEQ, HIDDEN), dtype=dtype)
     forward = PassCost(operations=(matmul("f", rows),), workspace_bytes=100)
