@@ -192,8 +192,6 @@ class StageMemory:
     def _backward_workspace(self, number: int, node: Node) -> int:
         segment = self.model.segments[number]
         span = range(node.first_segment, node.last_segment + 1)
-        trained = sum(self.model.trained_numel.get(name, 0) for name in segment.parameters)
-        gradients = trained * DTYPE_BYTES[self.model.dtype]
         inner = [v for v in segment.inputs if v[0] in span]
         inner += [
             (number, output)
@@ -203,7 +201,7 @@ class StageMemory:
         flowing = sum(
             self.value_bytes(v) for v in inner if self.model.segments[v[0]].outputs[v[1]].requires_grad
         )
-        return segment.backward.workspace_bytes + gradients + flowing
+        return segment.backward.workspace_bytes + flowing
 
 
 def gradient_values(model: CapturedModel, source: Node, target: Node) -> tuple[Value, ...]:

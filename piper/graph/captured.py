@@ -22,7 +22,8 @@ class PassCost:
     Args:
         operations: kernels in order, equal ones joined.
         workspace_bytes: highest bytes alive at any moment of the pass beyond its inputs, the tensors
-            kept at its end, and (B) those kept at its begin.
+            kept at its end, and (B) those kept at its begin; a B counts the gradients of the segment's
+            parameters here, for they are added to the main gradients and freed segment by segment.
     """
 
     operations: tuple[Operation, ...]

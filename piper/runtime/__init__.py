@@ -1,7 +1,7 @@
 """The runtime: processes that walk the very plan that was simulated, and train like one process.
 
-program.py, cut.py     annotated nn.Module -> one callable per segment of the plan
-routes.py, tree.py     what each task reads, writes and sums, derived from the plan (free of torch)
+program.py, trace.py, code.py   annotated nn.Module -> one callable per segment of the plan
+routes.py     what each task reads, writes and sums, derived from the plan (free of torch)
 worker.py, handlers/   one rank: `for task in dispatch order: wait, run, record, free`
 streams.py             the compute stream is the main thread; every other stream is a thread
 reference.py           the same step in one process (DESIGN 6), verify.py compares

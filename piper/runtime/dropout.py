@@ -55,6 +55,17 @@ def _draw(shape: tuple[int, ...], keys: DropoutKeys, place: tuple[int, int]) -> 
     return torch.rand(shape, generator=generator)
 
 
+def dropout_call(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, float] | None:
+    """Return (input, probability) of a call that drops anything, else None."""
+    if func is not torch.nn.functional.dropout:
+        return None
+    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+    probability = given.get("p", 0.5)
+    return (given["input"], probability) if given.get("training", True) and probability > 0 else None
+
+
 class KeyedDropout(TorchFunctionMode):
     """Give an ordinary module the same masks: every dropout call inside is replaced, in forward order."""
 
@@ -71,13 +82,10 @@ class KeyedDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Replace `F.dropout` in training mode; leave everything else alone."""
-        call = dict(kwargs or {})
-        if func is torch.nn.functional.dropout:
-            given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | call
-            probability = given.get("p", 0.5)
-            if given.get("training", True) and probability > 0:
-                self.operation += 1
-                return keyed_dropout(
-                    given["input"], probability, keys=self.keys, operation=self.operation - 1
-                )
-        return func(*args, **call)
+        call = kwargs or {}
+        dropped = dropout_call(func, args, call)
+        if dropped is None:
+            return func(*args, **call)
+        self.operation += 1
+        x, probability = dropped
+        return keyed_dropout(x, probability, keys=self.keys, operation=self.operation - 1)

@@ -32,20 +32,11 @@ def build(source: Source, *, dtype: str, device: str, seq_len: int) -> nn.Module
     return module.train()
 
 
-def canonical_names(module: nn.Module) -> dict[str, str]:
-    """Return every parameter name, aliases of tied ones included -> the name that the plan uses."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names[name] = first.setdefault(id(parameter), name)
-    return names
-
-
 def buffer_values(source: Source, *, dtype: str, seq_len: int) -> dict[str, Tensor]:
     """Return the real values of all buffers, without ever holding real parameters."""
     with _parameters_on_meta():
         module = build(source, dtype=dtype, device="cpu", seq_len=seq_len)
-    return {name: buffer.detach() for name, buffer in module.named_buffers(remove_duplicate=False)}
+    return {name: buffer.detach() for name, buffer in module.named_buffers()}
 
 
 @contextmanager

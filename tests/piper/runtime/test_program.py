@@ -1,4 +1,4 @@
-"""Export, cut, and agreement with the plan."""
+"""Tracing, cutting, and agreement with capture and the plan."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from piper.errors import ModelError
 from piper.models import find_model
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.program import Program, build_program, check_program
-from piper.runtime.sources import buffer_values, build, canonical_names
+from piper.runtime.sources import buffer_values, build
 from tests.piper.runtime.jobs import plan_of, program, program_for
 from tests.piper.runtime.toy import SEQ, VOCABULARY, toy
 
 
 def run_all(found: Program, module: nn.Module, inputs: tuple[Tensor, Tensor], keys: DropoutKeys) -> Tensor:
     """Run every segment, one after another."""
-    canonical = {canonical_names(module)[name]: p for name, p in module.named_parameters()}
+    parameters = dict(module.named_parameters())
     tensors = {(-1, 0): inputs[0], (-1, 1): inputs[1]}
     for number, code in enumerate(found.segments[len(inputs[0])]):
         arguments: list[Any] = [tensors[value] for value in code.inputs]
-        arguments += [canonical[name] for name in code.parameters]
+        arguments += [parameters[name] for name in code.parameters]
         arguments += [found.buffers[name] for name in code.buffers]
         arguments += [keys] if code.keyed else []
         tensors |= {(number, i): t for i, t in enumerate(code.run(*arguments))}
@@ -55,7 +55,7 @@ def test_segments_give_the_modules_loss_and_gradients_bit_by_bit(options: dict[s
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_capture_and_export_see_the_same_segments(tied: bool) -> None:
+def test_capture_and_trace_see_the_same_segments(tied: bool) -> None:
     module = build(toy(tied=tied), dtype="fp32", device="meta", seq_len=SEQ)
     seen = capture(module, micro_batch=1, seq_len=SEQ, dtype="fp32", dedupe=False)
     codes = program(1, (("tied", tied),) if tied else ()).segments[1]
@@ -67,17 +67,12 @@ def test_capture_and_export_see_the_same_segments(tied: bool) -> None:
     ]
 
 
-def test_tiny_llama_is_captured_and_exported_alike() -> None:
+def test_tiny_llama_is_captured_and_traced_alike() -> None:
     source = find_model("tiny-llama")
     seen = capture(source, micro_batch=1, seq_len=64, dtype="fp32")
     codes = build_program(source, seq_len=64, micro_batch_sizes=(1,), dtype="fp32").segments[1]
     assert [s.inputs for s in seen.segments] == [c.inputs for c in codes]
     assert [set(s.parameters) for s in seen.segments] == [set(c.parameters) for c in codes]
-
-
-def test_tied_parameters_have_one_name() -> None:
-    names = canonical_names(build(toy(tied=True), dtype="fp32", device="meta", seq_len=SEQ))
-    assert names["head.weight"] == "embed.weight"
 
 
 def test_buffers_have_values_and_parameters_are_never_made() -> None:
@@ -99,35 +94,130 @@ def test_buffers_have_values_and_parameters_are_never_made() -> None:
 
 
 class Wrapped(nn.Module):
-    """One segment around a function of the embedding."""
+    """One or two segments around a function of the embedding."""
 
-    def __init__(self, body: Callable[[nn.Module, Tensor], Tensor], extra: nn.Module) -> None:
+    def __init__(self, body: Callable[[Any, Tensor], Tensor], extra: nn.Module | None = None) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, 8)
         self.extra = extra
-        self.register_buffer("table", torch.ones(8))
+        self.register_buffer("table", torch.linspace(0.0, 1.0, 8))
         self.body = body
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with annotate("PP"):
-            x = self.body(self, self.embed(tokens))
+            x = self.embed(tokens)
+        with annotate("PP"):
+            x = self.body(self, x)
+        with annotate("PP"):
             return F.cross_entropy(x.flatten(0, 1), labels.flatten() % 8, reduction="sum")
+
+
+def without_grad(_: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().max()
+    return x / scale
+
+
+def in_place_on_a_view(_: Any, x: Tensor) -> Tensor:
+    x.view(-1, 8)[:, 2:4].mul_(3.0)
+    x += 1.0
+    return x * x
+
+
+def by_index(module: Any, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[..., 1:] = x[..., :-1] * module.table[1:]
+    y[:, [0, 1]] = 2.0
+    return y + x.flip(dims=[-1])
+
+
+def several_results(_: Any, x: Tensor) -> Tensor:
+    values, _ = x.max(dim=-1, keepdim=True)
+    first, second = x.split([3, 5], dim=-1)
+    return torch.cat([second, first], dim=-1) - torch.stack((values, values), 0).sum(0)
+
+
+def nothing_new(_: Any, x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous().contiguous().to(x.dtype).transpose(0, 1).float()
+
+
+def detached(_: Any, x: Tensor) -> Tensor:
+    return x * x.detach()
+
+
+def made_here(_: Any, x: Tensor) -> Tensor:
+    position = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+    mask = torch.ones(x.shape[1], x.shape[1], device=x.device).tril().bool()
+    scores = (x @ x.mT).masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ x + position[:, None]
+
+
+def attention_like_hf(_: Any, x: Tensor) -> Tensor:
+    heads = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    return (
+        mixed.contiguous()
+        .view(x.shape[0], 2, -1)
+        .view(x.shape[0], 2, x.shape[1], 4)
+        .mT.mT.flatten(0, 0)
+        .sum(1)
+        .repeat(1, 1, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        without_grad, in_place_on_a_view, by_index, several_results, nothing_new, detached, made_here,
+        attention_like_hf,
+    ],
+)  # fmt: skip
+def test_whatever_forward_calls_is_called_again(body: Callable[[Any, Tensor], Tensor]) -> None:
+    found = build_program(lambda: Wrapped(body), seq_len=6, micro_batch_sizes=(2,), dtype="fp32")
+    module = Wrapped(body)
+    inputs = (torch.randint(VOCABULARY, (2, 6)), torch.randint(VOCABULARY, (2, 6)))
+    expected = module(*inputs)
+    for _ in range(2):  # a segment may run any number of times
+        loss = run_all(found, module, inputs, DropoutKeys(seed=0, step=0, samples=(0, 1)))
+        assert torch.equal(loss, expected)
+        ours, theirs = (
+            torch.autograd.grad(value, module.embed.weight, retain_graph=True) for value in (loss, expected)
+        )
+        assert torch.equal(ours[0], theirs[0])
+
+
+def test_a_segment_leaves_its_inputs_as_they_are() -> None:
+    found = build_program(
+        lambda: Wrapped(in_place_on_a_view), seq_len=6, micro_batch_sizes=(2,), dtype="fp32"
+    )
+    x = torch.randn(2, 6, 8)
+    before = x.clone()
+    found.segments[2][1].run(x)
+    assert torch.equal(x, before)
+
+
+def test_a_tensor_that_is_used_no_more_is_dropped_inside_a_segment() -> None:
+    code = build_program(
+        lambda: Wrapped(made_here), seq_len=6, micro_batch_sizes=(2,), dtype="fp32"
+    ).segments[2][1]
+    assert code.source.count("del ") >= 5
 
 
 def refused(
     body: Callable[[Any, Tensor], Tensor], extra: Callable[[], nn.Module] | None = None
 ) -> ModelError:
+    def factory() -> nn.Module:
+        return Wrapped(body, extra() if extra else None)
+
     with pytest.raises(ModelError) as caught:
-        build_program(
-            lambda: Wrapped(body, extra() if extra else None), seq_len=4, micro_batch_sizes=(2,), dtype="fp32"
-        )
+        build_program(factory, seq_len=4, micro_batch_sizes=(2,), dtype="fp32")
     assert caught.value.fix
     return caught.value
 
 
 def test_random_operations_that_cannot_be_keyed_are_named() -> None:
     error = refused(lambda _, x: x + torch.rand_like(x))
-    assert (error.field, error.value) == ("operation", "aten.rand_like.default")
+    assert (error.field, error.value) == ("operation", "rand_like")
     assert "torch.nn.Dropout" in error.fix
 
 
@@ -151,15 +241,34 @@ def test_parameters_changed_in_forward_are_refused() -> None:
     assert "changes a parameter" in refused(scale).rule
 
 
-def test_graphs_inside_the_graph_are_named() -> None:
-    def without_grad(_: Any, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = x.abs().max()
-        return x / scale
+def test_autocast_is_refused() -> None:
+    def cast(_: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x + 1
 
-    error = refused(without_grad)
-    assert "contains a graph of its own" in error.rule
-    assert "detach()" in error.fix
+    error = refused(cast)
+    assert error.field == "autocast"
+    assert "--dtype" in error.fix
+
+
+def test_a_tensor_from_nowhere_is_named() -> None:
+    kept = torch.ones(8, device="meta")
+    error = refused(lambda _, x: x * kept)
+    assert (error.field, error.value) == ("tensor", "[8] torch.float32")
+    assert "register_buffer" in error.fix
+
+
+def test_a_custom_function_is_refused() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    assert "custom autograd.Function" in refused(lambda _, x: Double.apply(x) + 1).rule
 
 
 def test_operations_outside_of_annotations_are_named() -> None:
