@@ -84,9 +84,10 @@ def _report(failure: Failure, *, as_json: bool) -> int:
         import json
 
         click.echo(json.dumps(failure.json_object, allow_nan=False))
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True)
+    colour = False if os.environ.get("NO_COLOR") else None
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True, color=colour)
     if failure.fix:
-        click.echo(f"{click.style('fix:', fg='green', bold=True)} {failure.fix}", err=True)
+        click.echo(f"{click.style('fix:', fg='green', bold=True)} {failure.fix}", err=True, color=colour)
     return failure.exit_code
 
 

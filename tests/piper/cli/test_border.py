@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -141,6 +142,19 @@ def test_a_reader_that_closes_the_pipe_is_no_error() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
+def test_errors_are_coloured_on_a_terminal_unless_no_color_is_set(no_color: str, escapes: bool) -> None:
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "piper", "simulte"]
+    environment = os.environ | {"NO_COLOR": no_color, "TERM": "xterm"}
+    subprocess.run(command, cwd=ROOT, stderr=end, env=environment, check=False)
+    shown = os.read(terminal, 4096).decode()
+    os.close(end)
+    os.close(terminal)
+    assert "is not a command of piper" in shown
+    assert ("\x1b[" in shown) is escapes
 
 
 def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,17 @@ def test_search_answers_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "why not pp=4?" in out
 
 
+def test_an_interrupted_search_keeps_what_it_has_and_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("piper.search.evaluate.Evaluator.simulate", interrupt)
+    found = object_of(["search", *SMALL, "--pin", "micro_batch=1"], capsys, code=130)
+    assert found["ended_by"] == "interrupted"
+
+
 @pytest.mark.parametrize(
     "option", [["--pin", "pp"], ["--why-not", "pp"], ["--pin", "pipeline=2"], ["--jobs", "0"]]
 )
