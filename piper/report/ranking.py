@@ -57,7 +57,8 @@ def _rejected(found: Mapping[str, Any]) -> list[str]:
 def _why_not(answer: Mapping[str, Any]) -> list[str]:
     """Say how the best strategy with the values that were asked about loses."""
     asked = ",".join(f"{name}={value}" for name, value in answer["asked"].items())
-    lines = [f"why not {asked}? {answer.get('strategy', '')} {answer['status']} {answer['reason']}".rstrip()]
+    reason = "" if answer["reason"] in {"", answer["status"]} else f": {answer['reason']}"
+    lines = [f"why not {asked}? {answer.get('strategy', 'none')}: {answer['status']}{reason}"]
     if "slower_by_s" in answer:
         lines.append(f"  slower by {format_duration(answer['slower_by_s'])}:")
         causes = sorted(answer["by_cause_s"].items(), key=lambda item: -abs(item[1]))

@@ -69,11 +69,12 @@ def test_why_not_is_answered_by_cause() -> None:
         "by_cause_s": {"compute": 0.001, "bubble": 0.003, "host": 0.0},
     }
     text = describe_search(found(why_not=answer))
-    assert "why not pp=8? pp=8,dp=1 ranked\n  slower by 4.000 ms:\n    bubble          +3.0 ms\n" in text
+    assert "why not pp=8? pp=8,dp=1: ranked\n  slower by 4.000 ms:\n    bubble          +3.0 ms\n" in text
     assert "host" not in text
 
 
 def test_why_not_of_a_strategy_that_was_not_simulated_gives_its_bound() -> None:
     answer = {"asked": {"pp": "8"}, "strategy": "pp=8", "status": "bounded out", "reason": "bounded out",
               "bound_s": 0.012, "winner_s": 0.01}  # fmt: skip
+    assert "why not pp=8? pp=8: bounded out\n" in describe_search(found(why_not=answer))
     assert "it takes at least 12.00 ms, the best 10.00 ms" in describe_search(found(why_not=answer))
