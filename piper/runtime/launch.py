@@ -56,17 +56,15 @@ def run_local(
         reductions: "native" or "ordered"; default native, and ordered with `verify`.
         timeout_s: a rank that is silent for so long ends the job.
         optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
-        program: the exported model, if at hand.
+        program: the traced model, if at hand.
 
     Raises: JobError for a world size other than the plan's; RunFailedError naming the culprit.
     """
     _require_world_size(plan, num_ranks, field="--local")
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
-    import torch
-
+    _prepare_torch()
     from piper.runtime.program import check_program, program_of_plan
 
-    torch.set_num_threads(1)
     if program is None:
         program = program_of_plan(source, plan)
     else:
@@ -94,13 +92,12 @@ def run_rank(
     rank, world_size = (_environment(name) for name in ("RANK", "WORLD_SIZE"))
     _require_world_size(plan, world_size, field="WORLD_SIZE")
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
-    import torch
+    _prepare_torch()
     import torch.distributed as dist
 
     from piper.runtime.program import program_of_plan
     from piper.runtime.rank import RankJob, train_in_group
 
-    torch.set_num_threads(1)
     program = program_of_plan(source, plan)
     job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
     store, _, _ = next(dist.rendezvous("env://", rank, world_size))  # type: ignore[attr-defined]
@@ -108,6 +105,16 @@ def run_rank(
         return train_in_group(job, lambda *_, **__: None, store=store, limit_s=timeout_s)
     except Exception as error:
         raise RunFailedError(_agreed_culprit(job, store, error)) from error
+
+
+def _prepare_torch() -> None:
+    """Load torch for one thread, with what its first backward would import in the middle of a step."""
+    import importlib
+
+    import torch
+
+    torch.set_num_threads(1)
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
 
 def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunSettings) -> RunOutcome:

@@ -7,7 +7,7 @@ global batch at once. Both know the plan's sizes and orders, and nothing of how 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from piper.annotation import Trace, tags_of, tracing
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.init import initial_value, samples_of
-from piper.runtime.optimizer import clip_scale, sum_of_squares
+from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
 from piper.runtime.program import Program
 from piper.runtime.reductions import sum_in_order
 from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
-from piper.runtime.settings import OptimizerSettings, RunSettings
+from piper.runtime.settings import RunSettings
 from piper.runtime.sources import Source, build
 from simulator.plan import Plan
 
@@ -67,7 +67,9 @@ class SameTree:
         self.masters = {holder: leaf.detach().float() for holder, leaf in sorted(self.leaf_of.items())}
         stages = Counter(name for _, name in self.leaves)
         self.shared = [name for name, count in stages.items() if count > 1]
-        self.optimizer = torch_optimizer(settings.optimizer, self.masters.values())
+        self.optimizers = {
+            holder: ShardState.new(settings.optimizer, master) for holder, master in self.masters.items()
+        }
 
     def step(self, number: int, batch: Tensor) -> Expected:
         """Train one step on the tokens `batch`, [global_batch, seq_len + 1]."""
@@ -79,9 +81,8 @@ class SameTree:
             holder: sum_in_order(torch.stack([sums[holder] for sums in replicas])) for holder in self.masters
         }
         norm, factor = self._clip(gradients)
-        for holder, master in self.masters.items():
-            master.grad = gradients[holder] * factor
-        self.optimizer.step()
+        for holder, optimizer in self.optimizers.items():
+            optimizer.step(gradients[holder] * factor)
         self._write_back()
         parameters = {holder: leaf.detach() for holder, leaf in self.leaf_of.items()}
         return Expected(losses=losses, gradients=gradients, parameters=parameters, grad_norm=norm)
@@ -201,7 +202,7 @@ class _Accumulator:
 
 
 class WholeBatch:
-    """One process on the whole batch, tied weights tied, torch's own clipping and optimizer."""
+    """One process on the whole batch, tied weights tied, torch's own clipping."""
 
     def __init__(self, plan: Plan, source: Source, *, settings: RunSettings) -> None:
         self.plan = plan
@@ -210,7 +211,6 @@ class WholeBatch:
         self.own = (
             fresh_module(plan, source, seed=settings.seed) if settings.optimizer.name == "sgd" else None
         )
-        self.optimizer = torch_optimizer(settings.optimizer, self.own.parameters() if self.own else ())
 
     def gradients(
         self, number: int, batch: Tensor, parameters: dict[str, Tensor]
@@ -229,7 +229,9 @@ class WholeBatch:
         self._backward(self.own, number, batch)
         if self.plan.training.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.own.parameters(), self.plan.training.clip_grad_norm, foreach=False)
-        self.optimizer.step()
+        for parameter in self.own.parameters():
+            if parameter.grad is not None:
+                ShardState.new(self.settings.optimizer, parameter.detach()).step(parameter.grad)
         return {name: parameter.detach() for name, parameter in self.own.named_parameters()}
 
     def _backward(self, module: nn.Module, number: int, batch: Tensor) -> tuple[float, dict[str, Tensor]]:
@@ -251,23 +253,6 @@ def fresh_module(plan: Plan, source: Source, *, seed: int) -> nn.Module:
         for name, parameter in module.named_parameters():
             parameter.copy_(initial_value(name, tuple(parameter.shape), seed=seed))
     return module
-
-
-def torch_optimizer(settings: OptimizerSettings, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """Return torch's own optimizer, one tensor at a time."""
-    listed = list(parameters) or [torch.zeros(1)]
-    if settings.name == "sgd":
-        return torch.optim.SGD(
-            listed, lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
-        )
-    return torch.optim.AdamW(
-        listed,
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        foreach=False,
-    )
 
 
 def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor]:

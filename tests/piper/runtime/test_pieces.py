@@ -17,7 +17,6 @@ from piper.runtime.init import batch_of_step, initial_value, samples_of
 from piper.runtime.ledger import Ledger
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
 from piper.runtime.reductions import sum_in_order
-from piper.runtime.reference import torch_optimizer
 from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
 from piper.runtime.settings import default_optimizer
 from piper.runtime.step import StepState
@@ -31,7 +30,9 @@ from tests.piper.runtime.jobs import plan_of
 def test_shards_are_updated_bit_by_bit_as_torch_updates_the_whole(cuts: list[int], name: str) -> None:
     start = torch.randn(100, generator=torch.Generator().manual_seed(1))
     whole = start.clone()
-    reference = torch_optimizer(default_optimizer(name), [whole])
+    facts = default_optimizer(name)
+    options = {"lr": facts.learning_rate, "weight_decay": facts.weight_decay, "foreach": False}
+    reference = (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)([whole], **options)
     bounds = sorted({0, 100, *cuts})
     shards = [start[a:b].clone() for a, b in pairwise(bounds)]
     states = [ShardState.new(default_optimizer(name), shard) for shard in shards]
