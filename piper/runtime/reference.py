@@ -64,7 +64,9 @@ class SameTree:
         self.home = {stage: device.pipeline_rank for device in plan.device_plans for stage in device.stages}
         self.trained = {key: leaf for key, leaf in self.leaves.items() if leaf.requires_grad}
         self.leaf_of = {(self.home[stage], name): leaf for (stage, name), leaf in self.trained.items()}
-        self.masters = {holder: leaf.detach().float() for holder, leaf in sorted(self.leaf_of.items())}
+        self.masters = {
+            holder: _master(holder[1], leaf, settings.seed) for holder, leaf in sorted(self.leaf_of.items())
+        }
         stages = Counter(name for _, name in self.leaves)
         self.shared = [name for name, count in stages.items() if count > 1]
         self.optimizers = {
@@ -253,6 +255,13 @@ def fresh_module(plan: Plan, source: Source, *, seed: int) -> nn.Module:
         for name, parameter in module.named_parameters():
             parameter.copy_(initial_value(name, tuple(parameter.shape), seed=seed))
     return module
+
+
+def _master(name: str, leaf: Tensor, seed: int) -> Tensor:
+    """Return the fp32 values that the optimizer changes: the leaf's own memory where it is fp32."""
+    if leaf.dtype == torch.float32:
+        return leaf.detach()
+    return initial_value(name, tuple(leaf.shape), seed=seed)
 
 
 def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor]:
