@@ -20,7 +20,7 @@ OPTIMIZER_BYTES = {("adamw", 4): 8, ("adamw", 2): 12, ("sgd", 4): 0, ("sgd", 2):
 """(optimizer, bytes of a parameter) -> state: fp32 moments, fp32 master of a 2-byte parameter (DESIGN 3)."""
 
 Key = tuple[object, ...]
-"""What a buffer is for: ("kept", stage, microbatch, island), ("send", uid, microbatch), ..."""
+"""What a buffer is for; the microbatch is third: ("kept", stage, microbatch, island), ("send", uid, microbatch)."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class ComputeBuffers:
             ("workspace", node.uid, microbatch),
             self.memory.workspace_bytes(node),
             MemoryClass.WORKSPACE,
-            f"{node.kind.name} workspace",
+            what=f"{node.kind.name} workspace",
         )
         if node.kind is TaskKind.F:
             found = self._forward(node, microbatch)
@@ -145,7 +145,7 @@ class ComputeBuffers:
             ("recv", node.uid, microbatch),
             size_bytes,
             MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION,
-            f"received {what}",
+            what=f"received {what}",
         )
 
     def of_send(self, node: Node, microbatch: int) -> TaskBuffers:
@@ -161,11 +161,11 @@ class ComputeBuffers:
         allocated: tuple[int, ...] = ()
         for island, size in enumerate(self.memory.kept_from_forward):
             key = ("kept", node.stage, microbatch, island)
-            allocated += self._create(key, size, MemoryClass.ACTIVATIONS, "activations")
+            allocated += self._create(key, size, MemoryClass.ACTIVATIONS, what="activations")
         for send in self._neighbours(node, SEND_KINDS):
             size = self.memory.sent_bytes(self.graph.crossings[send.edge])
             allocated += self._create(
-                ("send", send.uid, microbatch), size, MemoryClass.COMMUNICATION, "output"
+                ("send", send.uid, microbatch), size, MemoryClass.COMMUNICATION, what="output"
             )
         freed: tuple[int, ...] = ()
         for receive in self._neighbours(node, RECV_KINDS):
@@ -177,7 +177,7 @@ class ComputeBuffers:
         island = self._island(node)
         key = ("recomputed", node.stage, microbatch, island)
         size = self.memory.kept_from_recompute[island]
-        made = self._create(key, size, MemoryClass.ACTIVATIONS, "recomputed activations")
+        made = self._create(key, size, MemoryClass.ACTIVATIONS, what="recomputed activations")
         return TaskBuffers(
             allocates=made, reads=self._alive(microbatch, island) + self._inputs(microbatch, island)
         )
@@ -194,21 +194,21 @@ class ComputeBuffers:
             allocated += self._gradient_out(node, self.graph.node[edge.target], microbatch)
         flowing: tuple[int, ...] = ()
         for edge in self.graph.incoming.get(node.uid, ()):
-            flowing += self.book.held("gradient", edge.source, node.uid, microbatch)
+            flowing += self.book.held("gradient", edge.source, microbatch, node.uid)
         reads = own + self._alive(microbatch, island) + self._inputs(microbatch, island) + arriving + flowing
         return TaskBuffers(allocates=allocated, reads=reads, frees=ended + flowing)
 
     def _gradient_out(self, node: Node, target: Node, microbatch: int) -> tuple[int, ...]:
         if target.kind is TaskKind.B:
-            key: Key = ("gradient", node.uid, target.uid, microbatch)
+            key: Key = ("gradient", node.uid, microbatch, target.uid)
             size = self.memory.gradient_bytes(node, target)
-            return self._create(key, size, MemoryClass.WORKSPACE, "gradient of activations")
+            return self._create(key, size, MemoryClass.WORKSPACE, what="gradient of activations")
         key = ("send", target.uid, microbatch)
         if target.kind is not TaskKind.SEND_B or self.book.held(*key):
             return ()
         values = self.graph.crossings[target.edge].grad_values
         return self._create(
-            key, self.memory.values_bytes(values), MemoryClass.COMMUNICATION, "gradient to send"
+            key, self.memory.values_bytes(values), MemoryClass.COMMUNICATION, what="gradient to send"
         )
 
     def _alive(self, microbatch: int, island: int) -> tuple[int, ...]:
@@ -254,7 +254,6 @@ class ComputeBuffers:
         starts = [other.first_segment for other in self.memory.islands]
         return starts.index(node.first_segment)
 
-    def _create(self, key: Key, size_bytes: int, memory_class: MemoryClass, what: str) -> tuple[int, ...]:  # noqa: PLR0917
-        microbatch = key[-1] if key[0] != "kept" and key[0] != "recomputed" else key[2]
-        owner = f"stage {self.memory.forward.stage} microbatch {microbatch} {what}"
+    def _create(self, key: Key, size_bytes: int, memory_class: MemoryClass, *, what: str) -> tuple[int, ...]:
+        owner = f"stage {self.memory.forward.stage} microbatch {key[2]} {what}"
         return self.book.create(key, size_bytes, memory_class, owner=owner)
