@@ -20,7 +20,7 @@ OPTIMIZER_BYTES = {("adamw", 4): 8, ("adamw", 2): 12, ("sgd", 4): 0, ("sgd", 2):
 """(optimizer, bytes of a parameter) -> state: fp32 moments, fp32 master of a 2-byte parameter (DESIGN 3)."""
 
 Key = tuple[object, ...]
-"""What a buffer is for; the microbatch is third: ("kept", stage, microbatch, island), ("send", uid, microbatch)."""
+"""What a buffer is for; the microbatch comes third: ("kept", stage, microbatch, island)."""
 
 
 @dataclass(slots=True)
