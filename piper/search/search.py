@@ -27,6 +27,8 @@ from piper.strategy import Strategy
 ROUND_SIZE = 8
 """Simulations per round; a round is what one incumbent is compared with."""
 
+INTERRUPTED = "interrupted"
+
 OBJECTIVES = ("time", "memory", "cost")
 
 
@@ -82,41 +84,13 @@ def search_strategies(
     evaluator = Evaluator(job=_job(request))
     space = _space(request, evaluator)
     bounds = {candidate: evaluator.bounds(candidate) for candidate in space.candidates}
-    records = {c: _too_big(c, b) for c, b in bounds.items() if not b.fits}
-    waiting = sorted(
-        (c for c in bounds if c not in records), key=lambda c: (_bound_key(request, bounds[c]), c)
-    )
-    ended_by, interrupted = "exhausted", False
+    rounds = _Rounds(request=request, bounds=bounds, started_s=started_s, on_progress=on_progress)
     with _simulator(evaluator, request.jobs) as run:
-        while waiting:
-            if _cannot_improve(request, records, bounds[waiting[0]]):
-                ended_by = "bound"
-                break
-            if request.time_limit_s is not None and time.perf_counter() - started_s > request.time_limit_s:
-                ended_by = "time_limit"
-                break
-            batch, waiting = _next_round(request, records, waiting)
-            if not batch:
-                ended_by = "max_candidates"
-                break
-            try:
-                found = run(batch)
-            except KeyboardInterrupt:
-                waiting, ended_by, interrupted = [*batch, *waiting], "interrupted", True
-                break
-            records |= {c: _simulated(c, result) for c, result in zip(batch, found, strict=True)}
-            if on_progress is not None:
-                on_progress(_progress(request, records, waiting))
-    left = "bounded out" if ended_by == "bound" else "not reached"
-    for candidate in waiting:
-        status = Status.BOUND if ended_by == "bound" else Status.NOT_REACHED
-        records[candidate] = Record(
-            candidate=candidate, status=status, bound_s=bounds[candidate].step_time_s, reason=left
-        )
+        ended_by = rounds.simulate(run)
     outcome = Outcome(
         space=space,
         bounds=bounds,
-        records=records,
+        records=rounds.records | rounds.unsimulated(ended_by),
         ended_by=ended_by,
         wall_s=time.perf_counter() - started_s,
     )
@@ -125,8 +99,68 @@ def search_strategies(
         objective=request.objective,
         top=request.top,
         why_not=request.why_not,
-        interrupted=interrupted,
+        interrupted=ended_by == INTERRUPTED,
     )
+
+
+Simulate = Callable[[Sequence[Candidate]], list[dict[str, Any]]]
+"""Simulate candidates, one result each."""
+
+
+@dataclass(kw_only=True)
+class _Rounds:
+    """The state of a search: what is known, and what waits in rising order of its bound."""
+
+    request: SearchRequest
+    bounds: dict[Candidate, Bounds]
+    started_s: float
+    on_progress: Callable[[str], None] | None
+    records: dict[Candidate, Record] = field(init=False)
+    waiting: list[Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = {c: _too_big(c, b) for c, b in self.bounds.items() if not b.fits}
+        fitting = (c for c in self.bounds if c not in self.records)
+        self.waiting = sorted(fitting, key=lambda c: (_bound_key(self.request, self.bounds[c]), c))
+
+    def simulate(self, run: Simulate) -> str:
+        """Simulate round by round; return what ended it."""
+        while self.waiting:
+            reason = self._reason_to_stop()
+            if reason:
+                return reason
+            batch = self.waiting[: self._room()]
+            try:
+                found = run(batch)
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            del self.waiting[: len(batch)]
+            self.records |= {c: _simulated(c, result) for c, result in zip(batch, found, strict=True)}
+            if self.on_progress is not None:
+                self.on_progress(_progress(self.request, self.records, self.waiting))
+        return "exhausted"
+
+    def unsimulated(self, ended_by: str) -> dict[Candidate, Record]:
+        """Return the records of what was left waiting."""
+        status = Status.BOUND if ended_by == "bound" else Status.NOT_REACHED
+        return {
+            c: Record(candidate=c, status=status, bound_s=self.bounds[c].step_time_s, reason=str(status))
+            for c in self.waiting
+        }
+
+    def _reason_to_stop(self) -> str:
+        if _cannot_improve(self.request, self.records, self.bounds[self.waiting[0]]):
+            return "bound"
+        limit_s = self.request.time_limit_s
+        if limit_s is not None and time.perf_counter() - self.started_s > limit_s:
+            return "time_limit"
+        return "" if self._room() > 0 else "max_candidates"
+
+    def _room(self) -> int:
+        if self.request.max_candidates is None:
+            return ROUND_SIZE
+        done = sum(1 for record in self.records.values() if record.result is not None)
+        return min(ROUND_SIZE, self.request.max_candidates - done)
 
 
 def _check(request: SearchRequest) -> None:
@@ -211,18 +245,8 @@ def _cannot_improve(request: SearchRequest, records: dict[Candidate, Record], bo
     return len(values) >= request.top and _bound_key(request, bounds) >= values[request.top - 1]
 
 
-def _next_round(
-    request: SearchRequest, records: dict[Candidate, Record], waiting: list[Candidate]
-) -> tuple[list[Candidate], list[Candidate]]:
-    done = sum(1 for record in records.values() if record.result is not None)
-    room = ROUND_SIZE if request.max_candidates is None else min(ROUND_SIZE, request.max_candidates - done)
-    return waiting[: max(room, 0)], waiting[max(room, 0) :]
-
-
 @contextmanager
-def _simulator(
-    evaluator: Evaluator, jobs: int
-) -> Iterator[Callable[[Sequence[Candidate]], list[dict[str, Any]]]]:
+def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
     if jobs == 1:
         yield lambda batch: [evaluator.simulate(candidate) for candidate in batch]
         return
