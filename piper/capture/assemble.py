@@ -78,7 +78,8 @@ def assemble(
         for name, parameter in module.named_parameters()
     )
     return CapturedModel(
-        facts=facts or _counted_facts(where, parameters, segments),
+        facts=facts
+        or _counted_facts(where, parameters, segments, vocabulary=trained.recorder.vocabulary.size),
         parameters=parameters,
         segments=segments,
         buffer_bytes=sum(buffer.untyped_storage().nbytes() for buffer in module.buffers()),
@@ -190,11 +191,11 @@ def _require_same_segments(run: Run, others: Sequence[Run], *, where: str) -> No
 
 
 def _counted_facts(
-    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment]
+    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment], *, vocabulary: int
 ) -> ModelFacts:
     count = sum(parameter.numel for parameter in parameters)
     layers = {dict(segment.tags)["LAYER"] for segment in segments if "LAYER" in dict(segment.tags)}
     return ModelFacts(
         name=name, n_parameters=count, n_active_parameters=count, layers=len(layers),
-        hidden=0, heads=0, head_dim=0, vocabulary=0,
+        hidden=0, heads=0, head_dim=0, vocabulary=vocabulary,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call,
 from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Value
 from piper.capture.shapes import result_of
 from piper.capture.tensors import TensorBook, address_of, layout_key
+from piper.capture.vocabulary import Vocabulary
 from piper.errors import ModelError
 
 
@@ -48,10 +49,12 @@ class Recorder(TorchDispatchMode):
         where: the model, for messages.
         parameters: storage address -> fully qualified name, of tensors that must not be counted.
         buffers: storage addresses of buffers.
+        inputs: tokens and labels.
 
     Attributes:
         segments: in execution order.
         book: storages and values.
+        vocabulary: how many token numbers the model can take.
         unannotated: operators that ran outside of every scope, in order.
         outside: whether anything at all, views too, ran outside of every scope.
         foreign: tensors that nobody made (constants held in attributes).
@@ -61,13 +64,23 @@ class Recorder(TorchDispatchMode):
         grad_segment: segment that takes a gradient made by a replayed block, by storage.
     """
 
-    def __init__(self, *, where: str, parameters: dict[int, str], buffers: frozenset[int]) -> None:
+    def __init__(
+        self,
+        *,
+        where: str,
+        parameters: dict[int, str],
+        buffers: frozenset[int],
+        inputs: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.where = where
         self.parameters = parameters
         self.buffers = buffers
         self.segments: list[Record] = []
         self.book = TensorBook(self._gone)
+        for order, tensor in enumerate(inputs):
+            self.book.produce(tensor, producer=-1, order=order)
+        self.vocabulary = Vocabulary(inputs)
         self.unannotated: list[str] = []
         self.outside = False
         self.foreign: list[str] = []
@@ -214,6 +227,7 @@ class Recorder(TorchDispatchMode):
                 self.pass_gradient(tensor, segment)
         else:
             self._link_values(event, segment)
+            self.vocabulary.note(event.op, event.args)
         if segment is not None and not event.free:
             self._add_operation(event, segment)
 

@@ -67,6 +67,7 @@ def record(
         grad: also run the backward.
         blocks: repeated blocks, to be run once (see `piper.capture.replay`).
     """
+    inputs = [torch.empty((micro_batch, seq_len), dtype=torch.int64, device="meta") for _ in range(2)]
     recorder = Recorder(
         where=where,
         parameters={
@@ -74,17 +75,15 @@ def record(
             for name, parameter in reversed([*module.named_parameters()])
         },
         buffers=frozenset(address_of(buffer) for buffer in module.buffers()),
+        inputs=inputs,
     )
-    tokens, labels = (torch.empty((micro_batch, seq_len), dtype=torch.int64, device="meta") for _ in range(2))
     with (
         replaying(blocks, recorder),
         torch.set_grad_enabled(grad),
         recorder.recording(),
         GpuKernels(recorder),
     ):
-        recorder.book.produce(tokens, producer=-1, order=0)
-        recorder.book.produce(labels, producer=-1, order=1)
-        loss = _forward(lambda: module(tokens, labels), where=where)
+        loss = _forward(lambda: module(*inputs), where=where)
         if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):
             raise ReplayMismatchError  # a view between scopes belongs to the segment before it
         value = _checked_loss(loss, recorder, grad=grad)

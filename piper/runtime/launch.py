@@ -58,9 +58,11 @@ def run_local(
         optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
         program: the traced model, if at hand.
 
-    Raises: JobError for a world size other than the plan's; RunFailedError naming the culprit.
+    Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
+        RunFailedError naming the culprit.
     """
     _require_world_size(plan, num_ranks, field="--local")
+    _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
     _prepare_torch()
     from piper.runtime.program import check_program, program_of_plan
@@ -91,6 +93,7 @@ def run_rank(
     """
     rank, world_size = (_environment(name) for name in ("RANK", "WORLD_SIZE"))
     _require_world_size(plan, world_size, field="WORLD_SIZE")
+    _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
     _prepare_torch()
     import torch.distributed as dist
@@ -209,6 +212,17 @@ def _require_world_size(plan: Plan, found: object, *, field: str) -> None:
             value=number,
             rule=f"must be {plan.num_ranks}, the ranks of strategy {plan.strategy!r}",
             fix=f"start {plan.num_ranks} processes, or change the degrees of the strategy",
+        )
+
+
+def _require_vocabulary(plan: Plan) -> None:
+    if plan.model.vocabulary == 0:
+        raise JobError(
+            where=f"model {plan.model.name}",
+            field="vocabulary",
+            value=0,
+            rule="is not known, so that no tokens can be made: neither tokens nor labels index a table",
+            fix="look the tokens up in an nn.Embedding",
         )
 
 

@@ -54,6 +54,56 @@ def test_facts_and_parameters_of_a_plain_module_are_counted():
     assert (model.micro_batch, model.seq_len, model.dtype, model.buffer_bytes) == (2, 8, "bf16", 0)
 
 
+class Indexed(modules.Chain):
+    """A chain that looks tokens, and numbers made from tokens, up in tables of different sizes."""
+
+    def __init__(self, look_up):
+        super().__init__(blocks=1)
+        self.small = nn.Embedding(5, modules.HIDDEN)
+        self.look_up = look_up
+
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            x = self.look_up(self, tokens)
+        return self.loss(self.blocks[0](x), labels)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "vocabulary"),
+    [
+        (lambda self, tokens: self.embed(tokens), 32),
+        (lambda self, tokens: self.embed(tokens.T).transpose(0, 1), 32),
+        (lambda self, tokens: self.embed(tokens) + self.small(torch.arange(5).repeat(2)[:8]), 32),
+        (lambda self, tokens: self.embed(tokens) + self.small(tokens % 5), 32),
+        (lambda self, tokens: self.small(tokens), 5),
+        (lambda self, tokens: self.small.weight[tokens], 5),
+        (lambda self, tokens: self.small.weight.index_select(0, tokens.flatten()).view(*tokens.shape, -1), 5),
+    ],
+    ids=["table", "transposed", "positions", "derived", "small", "index", "index_select"],
+)
+def test_the_vocabulary_of_a_plain_module_is_the_smallest_table_that_tokens_index(look_up, vocabulary):
+    assert captured(Indexed(look_up)).facts.vocabulary == vocabulary
+
+
+def test_labels_may_number_fewer_classes_than_there_are_tokens():
+    class FewClasses(modules.Chain):
+        def loss(self, x, labels):
+            with annotate("PP"):
+                scores = self.head(x).float()[..., :7]
+                return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    assert captured(FewClasses()).facts.vocabulary == 7
+
+
+def test_a_module_that_indexes_nothing_has_no_known_vocabulary():
+    class Sums(modules.Chain):
+        def forward(self, tokens, labels):
+            with annotate("PP"):
+                return (self.embed.weight.float() * tokens.sum() * labels.sum()).sum()
+
+    assert captured(Sums()).facts.vocabulary == 0
+
+
 def test_a_frozen_embedding_gives_an_output_without_gradient():
     module = modules.Chain(blocks=2)
     module.embed.weight.requires_grad_(False)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +29,15 @@ def test_a_world_size_other_than_the_plans_names_both() -> None:
     assert (error.field, error.value) == ("--local", 3)
     assert "must be 4, the ranks of strategy 'pp=2,dp=2" in error.rule
     assert "start 4 processes" in error.fix
+
+
+def test_a_model_whose_token_numbers_are_unknown_is_refused() -> None:
+    plan = plan_of("pp=2")
+    unknown = replace(plan, model=replace(plan.model, vocabulary=0))
+    with pytest.raises(JobError) as caught:
+        run_local(unknown, toy(), num_ranks=2, steps=1)
+    assert caught.value.field == "vocabulary"
+    assert "nn.Embedding" in caught.value.fix
 
 
 @pytest.mark.parametrize(("size", "value"), [("3", 3), ("two", "two"), ("", "")])
