@@ -9,6 +9,10 @@ attribute) leaves a tensor that no call made, and is refused.
 
 [Note: views of parameters]
 A view of a parameter or buffer is made again in every segment that uses it: it needs no transfer.
+
+[Note: own views]
+A segment may make a view that looks exactly like one that an earlier segment made (`mask.unsqueeze(-1)` in
+every layer). Inside the segment that view is its own; to others it is the earlier one.
 """
 
 from __future__ import annotations
@@ -187,6 +191,7 @@ class _Tracer(TorchFunctionMode):
         self._alive: list[Tensor] = []  # a dead tensor's id may come again
         self._views: dict[int, Call] = {}
         self._remade: dict[tuple[int, int], int] = {}
+        self._own: dict[tuple[int, int], int] = {}
         self._dropouts = 0
         for tensor in inputs:
             self._add(tensor, kind="input")
@@ -244,7 +249,10 @@ class _Tracer(TorchFunctionMode):
         return Ref(self._here(self.number(leaf))) if isinstance(leaf, Tensor) else leaf
 
     def _here(self, number: int) -> int:
-        """Return a number that may be used in the running segment [Note: views of parameters]."""
+        """Return the number to use in the running segment [Note: views of parameters, own views]."""
+        if self._own and self.annotations.stack:
+            self._segment()
+        number = self._own.get((len(self.tracing.segments) - 1, number), number)
         call = self._views.get(number)
         if call is None or not self.annotations.stack:
             return number
@@ -310,16 +318,25 @@ class _Tracer(TorchFunctionMode):
         return self._result(result) if isinstance(result, Tensor) else None
 
     def _result(self, tensor: Tensor) -> int:
+        new_object = id(tensor) not in self._numbers
         found = self._known(tensor)
-        if found is None or self._made_elsewhere(tensor, found):
+        if found is None or (self._is_fixed(tensor) and self._made_elsewhere(found)):
             return self._add(tensor, kind="made")
         self._needs_grad[found] = tensor.requires_grad
-        return found
+        return self._own_view(found) if new_object and self._made_elsewhere(found) else found
 
-    def _made_elsewhere(self, tensor: Tensor, number: int) -> bool:
-        """Return whether a view of a parameter or buffer is known from another segment only."""
-        home = self.tracing.tensors[number].segment
-        return self._is_fixed(tensor) and home not in {-1, len(self.tracing.segments) - 1}
+    def _own_view(self, number: int) -> int:
+        """Return the running segment's number of a view that it makes [Note: own views]."""
+        running = len(self.tracing.segments) - 1
+        if (running, number) not in self._own:
+            self._own[running, number] = len(self.tracing.tensors)
+            self.tracing.tensors.append(replace(self.tracing.tensors[number], segment=running))
+            self._needs_grad.append(self._needs_grad[number])
+        return self._own[running, number]
+
+    def _made_elsewhere(self, number: int) -> bool:
+        """Return whether another segment made a tensor."""
+        return self.tracing.tensors[number].segment not in {-1, len(self.tracing.segments) - 1}
 
     def _is_fixed(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._fixed
@@ -341,7 +358,7 @@ class _Tracer(TorchFunctionMode):
             if known.tensor.untyped_storage()._cdata == storage:
                 self._needs_grad[number] = known.tensor.requires_grad
         self._segment()
-        return self._numbers.get(id(tensor), -1), self._add(tensor, kind="made")
+        return self._here(self._numbers.get(id(tensor), -1)), self._add(tensor, kind="made")
 
     def _add(self, tensor: Tensor, *, kind: str, name: str = "") -> int:
         number = len(self.tracing.tensors)

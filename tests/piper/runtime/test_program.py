@@ -75,6 +75,40 @@ def test_tiny_llama_is_captured_and_traced_alike() -> None:
     assert [set(s.parameters) for s in seen.segments] == [set(c.parameters) for c in codes]
 
 
+class Masked(nn.Module):
+    """Every scope makes the same view of a mask; one hands its own on, one views to the shape it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        with annotate("PP"):
+            x, mask = self.embed(tokens), tokens > 3
+        for _ in range(2):
+            with annotate("PP"):
+                x = (x * 2.0).view(x.shape) * mask.unsqueeze(-1)
+        with annotate("PP"):
+            viewed, handed_on = x.view(x.shape), mask.unsqueeze(-1)
+            x = viewed + 1.0
+        with annotate("PP"):
+            return F.cross_entropy((x * handed_on).flatten(0, 1), labels.flatten() % 8, reduction="sum")
+
+
+def test_a_view_that_looks_like_an_earlier_one_belongs_to_the_scope_that_makes_it() -> None:
+    seen = capture(Masked(), micro_batch=2, seq_len=6, dtype="fp32")
+    found = build_program(Masked, seq_len=6, micro_batch_sizes=(2,), dtype="fp32")
+    codes = found.segments[2]
+    assert [s.inputs for s in seen.segments] == [c.inputs for c in codes]
+    assert [[o.shape for o in s.outputs] for s in seen.segments] == [
+        [o.shape for o in c.outputs] for c in codes
+    ]
+    module = Masked()
+    inputs = (torch.randint(VOCABULARY, (2, 6)), torch.randint(VOCABULARY, (2, 6)))
+    keys = DropoutKeys(seed=0, step=0, samples=(0, 1))
+    assert torch.equal(run_all(found, module, inputs, keys), module(*inputs))
+
+
 def test_buffers_have_values_and_parameters_are_never_made() -> None:
     made: list[torch.device] = []
 
