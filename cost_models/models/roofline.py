@@ -9,7 +9,7 @@ from typing import assert_never
 from cost_models.band import band
 from cost_models.errors import CostModelError
 from cost_models.gpu import Gpu
-from cost_models.ops import Operation, OpKind
+from cost_models.ops import DTYPE_BYTES, Operation, OpKind
 from cost_models.price import Price, Provenance
 
 _BACKWARD_FLOPS_RATIO = 2.5
@@ -19,6 +19,9 @@ _QUERY_TILE = 128
 """Query rows of one thread block (FlashAttention 2 and 3)."""
 
 _HEAD_64, _HEAD_128 = 64, 128
+
+_TOUCHED_PER_ROW = 3
+"""How often an embedding gradient moves a row: read the gradient, read and write the entry of the table."""
 
 
 class Roofline:
@@ -47,13 +50,14 @@ class Roofline:
                 OpKind.NORM
                 | OpKind.SOFTMAX
                 | OpKind.CROSS_ENTROPY
-                | OpKind.EMBEDDING
                 | OpKind.ELEMENTWISE
                 | OpKind.REDUCTION
                 | OpKind.COPY
                 | OpKind.OPTIMIZER
             ):
                 return self._bandwidth_bound(operation)
+            case OpKind.EMBEDDING:
+                return self._embedding(operation)
             case OpKind.FIXED:
                 raise CostModelError(
                     where=operation.name,
@@ -100,6 +104,17 @@ class Roofline:
         spec = self.gpu.bandwidth_bound
         rate = spec.fraction[operation.kind] * self.gpu.memory_bytes_per_s
         return band(operation.bytes / rate + spec.latency_s, error=spec.error, provenance=spec.provenance)
+
+    def _embedding(self, operation: Operation) -> Price:
+        """Price a look-up, or its gradient: adding rows is as slow, clearing the table is not."""
+        if operation.direction != "wgrad":
+            return self._bandwidth_bound(operation)
+        rows, hidden = _shape(operation, 2)
+        scattered = min(operation.bytes, _TOUCHED_PER_ROW * rows * hidden * DTYPE_BYTES[operation.dtype])
+        spec, bandwidth = self.gpu.bandwidth_bound, self.gpu.memory_bytes_per_s
+        seconds = scattered / (spec.fraction[OpKind.EMBEDDING] * bandwidth)
+        seconds += (operation.bytes - scattered) / (spec.fraction[OpKind.COPY] * bandwidth)
+        return band(seconds + spec.latency_s, error=spec.error, provenance=spec.provenance)
 
     def _compute_s(self, operation: Operation, efficiency: float) -> float:
         return operation.flops / (efficiency * self.gpu.peak(operation.dtype))

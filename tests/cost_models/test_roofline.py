@@ -134,6 +134,27 @@ def test_other_kernels_move_bytes_at_a_share_of_the_bandwidth(kind):
     assert 0.1 < rate / gpu.memory_bytes_per_s < 1
 
 
+def test_an_embedding_gradient_clears_its_table_at_the_speed_of_a_copy():
+    rows, hidden, vocabulary = 8192, 4096, 128256
+    gradient = Operation(
+        kind=OpKind.EMBEDDING,
+        name="aten.embedding_dense_backward",
+        shape=(rows, hidden),
+        dtype="bf16",
+        flops=0,
+        bytes=2 * (rows * hidden + vocabulary * hidden),
+        direction="wgrad",
+    )
+    scattered, bandwidth = 3 * 2 * rows * hidden, 3.35e12
+    seconds = scattered / (0.165 * bandwidth) + (gradient.bytes - scattered) / (0.87 * bandwidth)
+    assert H100.operation(gradient).seconds - 3e-6 == pytest.approx(seconds)
+
+
+def test_an_embedding_gradient_of_many_rows_is_all_scatter():
+    rows = replace(moving(OpKind.EMBEDDING, 2**30), shape=(2**16, 4096), direction="wgrad")
+    assert H100.operation(rows) == H100.operation(moving(OpKind.EMBEDDING, 2**30))
+
+
 def test_an_operation_known_only_by_name_is_refused():
     operation = Operation(kind=OpKind.FIXED, name="F", shape=(), dtype="bf16", flops=0, bytes=0)
     with pytest.raises(CostModelError) as caught:
