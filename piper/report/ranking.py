@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cost_models.units import format_duration
+from cost_models.units import format_bytes, format_duration
 from piper.report.summary import aligned, assumption_lines, compare, heading_lines
 
 
@@ -31,11 +31,13 @@ def describe_search(found: Mapping[str, Any]) -> str:
 def _bound(found: Mapping[str, Any]) -> list[str]:
     if found["lower_bound_s"] is None:
         return []
-    bound = format_duration(found["lower_bound_s"])
+    bound, better = format_duration(found["lower_bound_s"]), "is faster"
+    if found.get("objective") == "memory":
+        bound, better = format_bytes(found["lower_bound_bytes"]), "needs less"
     if found["gap"] == 0:
-        return [f"bound       {bound}: nothing else in this space is faster, by our simulator"]
+        return [f"bound       {bound}: nothing else in this space {better}, by our simulator"]
     return [
-        f"bound       {bound}: nothing in this space is faster than that, {found['gap']:.1%} below the best"
+        f"bound       {bound}: nothing in this space {better} than that, {found['gap']:.1%} below the best"
     ]
 
 

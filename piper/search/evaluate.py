@@ -40,6 +40,10 @@ class Bounds:
         """Return whether the candidate may fit."""
         return self.memory_bytes <= self.capacity_bytes
 
+    def value_of(self, objective: str) -> float:
+        """Return the bound of what a search minimises: bytes for "memory", else seconds."""
+        return float(self.memory_bytes) if objective == "memory" else self.step_time_s
+
 
 @dataclass(kw_only=True)
 class Evaluator:

@@ -14,9 +14,10 @@ from piper.search.space import Candidate, Space
 from piper.strategy import write_directives
 
 GAP_BASIS = (
-    "gap = (best - lower_bound) / best, over the strategies of this space and relative to our simulator; "
-    "it says nothing about the distance between simulator and cluster (see error_band)"
+    "gap = (best - lower bound) / best of the objective, over the strategies of this space and relative to "
+    "our simulator; it says nothing about the distance between simulator and cluster (see error_band)"
 )
+PARETO_BASIS = "of the strategies that were simulated: others cannot win, but may need less memory or time"
 
 
 class Status(StrEnum):
@@ -99,8 +100,8 @@ class SearchResult:
             key=lambda r: (r.objective_value(objective), r.step_time_s, r.candidate),
         )
         simulated = [r for r in records if r.result is not None]
-        lower = _lower_bound_s(outcome, ranked)
         best_s = min((r.step_time_s for r in ranked), default=None)
+        least = _lower_bound(outcome, ranked, "memory")
         summary: dict[str, Any] = {
             "schema_version": 1,
             "objective": objective,
@@ -109,12 +110,14 @@ class SearchResult:
             "pruned": _pruned(outcome),
             "simulated": len(simulated),
             "ended_by": outcome.ended_by,
-            "lower_bound_s": lower,
-            "gap": None if best_s is None or lower is None else max(0.0, (best_s - lower) / best_s),
+            "lower_bound_s": _lower_bound(outcome, ranked, "time"),
+            "lower_bound_bytes": None if least is None else int(least),
+            "gap": _gap(outcome, ranked, objective),
             "gap_basis": GAP_BASIS,
             "best": _entry(ranked[0]) if ranked else None,
             "ranking": [_entry(r) for r in ranked[:top]],
             "pareto": [_entry(r) for r in _pareto(ranked)],
+            "pareto_basis": PARETO_BASIS,
             "rejected": _rejected(outcome, best_s),
         }
         if why_not:
@@ -159,14 +162,23 @@ def _entry(record: Record) -> dict[str, Any]:
     return {**(record.result or {}), "strategy_file": None}
 
 
-def _lower_bound_s(outcome: Outcome, ranked: list[Record]) -> float | None:
-    """Return what no strategy of the space that may fit can beat."""
+def _lower_bound(outcome: Outcome, ranked: list[Record], objective: str) -> float | None:
+    """Return what no strategy of the space that may fit can beat: seconds, or bytes for "memory"."""
     unknown = [
-        outcome.bounds[c].step_time_s
+        outcome.bounds[c].value_of(objective)
         for c, r in outcome.records.items()
         if r.status in {Status.BOUND, Status.NOT_REACHED}
     ]
-    return min([*unknown, *(r.step_time_s for r in ranked)], default=None)
+    return min([*unknown, *(r.objective_value(objective) for r in ranked)], default=None)
+
+
+def _gap(outcome: Outcome, ranked: list[Record], objective: str) -> float | None:
+    """Return by which share the winner could still be beaten in the objective."""
+    lower = _lower_bound(outcome, ranked, objective)
+    if lower is None or not ranked:
+        return None
+    best = ranked[0].objective_value(objective)
+    return max(0.0, (best - lower) / best)
 
 
 def _pruned(outcome: Outcome) -> dict[str, int]:
@@ -182,7 +194,7 @@ def _pruned(outcome: Outcome) -> dict[str, int]:
 
 
 def _pareto(ranked: list[Record]) -> list[Record]:
-    """Return what no other strategy beats in both step time and peak memory, fastest first."""
+    """Return what no other simulated strategy beats in both step time and peak memory, fastest first."""
     front: list[Record] = []
     least = float("inf")
     for record in sorted(ranked, key=lambda r: (r.step_time_s, r.objective_value("memory"), r.candidate)):

@@ -121,7 +121,7 @@ class _Rounds:
     def __post_init__(self) -> None:
         self.records = {c: _too_big(c, b) for c, b in self.bounds.items() if not b.fits}
         fitting = (c for c in self.bounds if c not in self.records)
-        self.waiting = sorted(fitting, key=lambda c: (_bound_key(self.request, self.bounds[c]), c))
+        self.waiting = sorted(fitting, key=lambda c: (self.bounds[c].value_of(self.request.objective), c))
 
     def simulate(self, run: Simulate) -> str:
         """Simulate round by round; return what ended it."""
@@ -234,15 +234,11 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
     return space
 
 
-def _bound_key(request: SearchRequest, bounds: Bounds) -> float:
-    return bounds.memory_bytes if request.objective == "memory" else bounds.step_time_s
-
-
 def _cannot_improve(request: SearchRequest, records: dict[Candidate, Record], bounds: Bounds) -> bool:
     values = sorted(
         r.objective_value(request.objective) for r in records.values() if r.status is Status.RANKED
     )
-    return len(values) >= request.top and _bound_key(request, bounds) >= values[request.top - 1]
+    return len(values) >= request.top and bounds.value_of(request.objective) >= values[request.top - 1]
 
 
 @contextmanager

@@ -46,6 +46,11 @@ def test_a_proven_best_is_said_to_be_proven() -> None:
     assert "bound       10.00 ms: nothing else in this space is faster, by our simulator" in text
 
 
+def test_the_bound_of_a_search_for_memory_is_in_bytes() -> None:
+    text = describe_search(found(objective="memory", lower_bound_bytes=3 * 2**30, gap=0.25))
+    assert "bound       3.00 GiB: nothing in this space needs less than that, 25.0% below the best" in text
+
+
 def test_the_counts_say_what_was_not_simulated() -> None:
     last = describe_search(found()).splitlines()[-1]
     assert last == (

@@ -90,7 +90,10 @@ def test_what_does_not_fit_is_rejected_with_its_bytes() -> None:
 
 def test_memory_can_be_the_objective(everything: dict[Candidate, dict[str, Any]]) -> None:
     found = searched(objective="memory", top=1)
-    assert found["best"]["peak_memory_bytes"] == min(r["peak_memory_bytes"] for r in everything.values())
+    least = min(r["peak_memory_bytes"] for r in everything.values())
+    assert found["best"]["peak_memory_bytes"] == least
+    assert 0 < found["lower_bound_bytes"] <= least
+    assert found["gap"] == pytest.approx(1 - found["lower_bound_bytes"] / least)
 
 
 def test_the_pareto_front_holds_no_dominated_strategy() -> None:
@@ -100,6 +103,10 @@ def test_the_pareto_front_holds_no_dominated_strategy() -> None:
     assert times == sorted(times)
     assert memory == sorted(memory, reverse=True)
     assert len(set(memory)) == len(memory)
+
+
+def test_the_pareto_front_says_that_it_is_of_simulated_strategies() -> None:
+    assert "that were simulated" in searched(top=1)["pareto_basis"]
 
 
 def test_pin_and_forbid_narrow_the_space() -> None:
