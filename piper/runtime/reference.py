@@ -6,17 +6,14 @@ global batch at once. Both know the plan's sizes and orders, and nothing of how 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from piper.annotation import Trace, tags_of, tracing
+from piper.annotation import Trace, tracing
+from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places_of_tags
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.init import initial_value, samples_of
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
@@ -56,7 +53,8 @@ class SameTree:
         self.settings = settings
         self.module = fresh_module(plan, source, seed=settings.seed)
         self.leaves = _stage_leaves(plan, self.module)
-        self.stage_of_tags = _stage_of_tags(plan, program)
+        self.places = places_of_tags(plan, program)
+        self.shared = parameters_of_several_islands(plan)
         self.orders = [
             Routes(plan=plan, pipeline_rank=rank).accumulation_order
             for rank in range(plan.num_pipeline_ranks)
@@ -67,8 +65,6 @@ class SameTree:
         self.masters = {
             holder: _master(holder[1], leaf, settings.seed) for holder, leaf in sorted(self.leaf_of.items())
         }
-        stages = Counter(name for _, name in self.leaves)
-        self.shared = [name for name, count in stages.items() if count > 1]
         self.optimizers = {
             holder: ShardState.new(settings.optimizer, master) for holder, master in self.masters.items()
         }
@@ -118,15 +114,13 @@ class SameTree:
     def _loss(self, number: int, batch: Tensor, samples: Sequence[int]) -> Tensor:
         rows = batch[samples[0] : samples[-1] + 1]
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=samples)
-        with tracing() as trace, KeyedDropout(keys), self._untied(trace):
+        with tracing() as trace, KeyedDropout(keys), self._cut(trace):
             loss: Tensor = self.module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         return loss
 
-    def _untied(self, trace: Trace) -> AbstractContextManager[object]:
-        if not self.shared:
-            return nullcontext()
+    def _cut(self, trace: Trace) -> IslandCuts:
         names = {id(p): name for name, p in self.module.named_parameters() if name in self.shared}
-        return _StageParameters(names, self.leaves, stage=lambda: self.stage_of_tags[tags_of(trace.stack)])
+        return IslandCuts(names, self.leaves, places=self.places, trace=trace)
 
     def _sum_tied(self, sums: dict[Holder, Tensor]) -> None:
         for name in sorted({name for _, name in sums}):
@@ -277,37 +271,3 @@ def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor
                 found[key] = copy if name in seen else own[name]
                 seen.add(name)
     return found
-
-
-def _stage_of_tags(plan: Plan, program: Program) -> dict[tuple[tuple[str, int], ...], int]:
-    codes = program.segments[plan.training.micro_batch_sizes[0]]
-    return {code.tags: segment.stage for code, segment in zip(codes, plan.segments, strict=True)}
-
-
-class _StageParameters(TorchFunctionMode):
-    """Untie: inside the scopes of a stage, a shared parameter is that stage's own leaf."""
-
-    def __init__(
-        self, name_of: dict[int, str], leaves: dict[tuple[int, str], Tensor], *, stage: Callable[[], int]
-    ) -> None:
-        super().__init__()
-        self._name_of = name_of
-        self._leaves = leaves
-        self._stage = stage
-
-    def __torch_function__(  # noqa: PLR0917  torch fixes the signature
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call `func` with the stage's leaves in place of shared parameters."""
-        given = kwargs or {}
-        return func(*map(self._own, args), **{key: self._own(value) for key, value in given.items()})
-
-    def _own(self, argument: Any) -> Any:
-        if isinstance(argument, list | tuple):
-            return type(argument)(map(self._own, argument))
-        name = self._name_of.get(id(argument))
-        return argument if name is None else self._leaves[self._stage(), name]

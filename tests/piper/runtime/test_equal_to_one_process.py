@@ -30,6 +30,14 @@ LAYOUTS = {
         {"clip": 0.1},
         {"tied": True, "dropout": 0.1},
     ),
+    "tensors cross several stages": ("pp=3,dp=2", {"clip": 0.1}, {"crossing": True}),
+    "tensors cross every stage, tied": ("pp=6", {}, {"crossing": True, "tied": True}),
+    "tensors cross, recompute": ("pp=1,recompute=full", {}, {"crossing": True, "tied": True}),
+    "tensors cross stages, recompute, zero 1": (
+        "pp=2,dp=2,zero=1,recompute=full",
+        {"micro_batch": 3},
+        {"crossing": True, "dropout": 0.1},
+    ),
     "zero 1 without replicas": ("pp=2,zero=1", {}, {}),
 }
 

@@ -1,4 +1,7 @@
-"""A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds."""
+"""A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds.
+
+`crossing` lets every layer take tensors from several stages before, and the embedding's weight.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,11 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    def __init__(self, *, layers: int = 4, tied: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, layers: int = 4, tied: bool = False, dropout: float = 0.0, crossing: bool = False
+    ) -> None:
         super().__init__()
+        self.crossing = crossing
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
         self.position = nn.Parameter(torch.zeros(SEQ, HIDDEN))
         self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
@@ -49,9 +55,15 @@ class Toy(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with annotate("PP"):
             x = self.embed(tokens) + self.position
+        known = [x]
         for layer in self.layers:
             with annotate("PP"), annotate("LAYER"):
                 x = layer(x)
+                if self.crossing:
+                    x = x + known[max(0, len(known) - 3)] * torch.tanh(
+                        known[0] @ self.embed.weight.mean(0)
+                    ).unsqueeze(-1)
+            known.append(x)
         with annotate("PP"):
             logits = self.head(self.norm(x)).float()
             return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
