@@ -3,6 +3,13 @@
 [Note: one clock]
 Each rank records `time.perf_counter_ns`; rank 0 measured every other rank's offset once, by the reply with
 the shortest round trip out of several (Cristian 1989). The timeline starts when the first rank starts.
+
+[Note: time between steps]
+Where no rank is in a step (verification compares there), the clock of the timeline stands still: the
+distance between step ends is the time of a step.
+
+[Note: on the wire]
+A receive is posted early and waits; it is on the wire from the moment its send begins.
 """
 
 from __future__ import annotations
@@ -11,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.plan import MemoryClass, Plan
+from simulator.matching import match_tasks
+from simulator.plan import MemoryClass, Plan, TaskKind
 from simulator.timeline.timeline import RankTrack, Timeline
 
 Times = tuple[int, int, int, int]
@@ -88,29 +96,52 @@ def rank_record(
 
 
 def measured_timeline(plan: Plan, records: list[RankRecord]) -> Timeline:
-    """Return all ranks on one clock that starts at 0."""
-    zero = min(int(record.step_begin_ns[0]) - record.offset_ns for record in records)
-    ends = np.array([record.step_end_ns - record.offset_ns - zero for record in records])
+    """Return all ranks on one clock that starts at 0 [Notes: one clock, time between steps, on the wire]."""
+    begins, ends = _steps(records)
+    pauses = _pauses(begins, ends)
+    tracks = {record.rank: _track(plan, record, pauses) for record in records}
+    _start_receives(plan, tracks)
     return Timeline(
         source="measured",
-        tracks=tuple(_track(plan, record, zero) for record in records),
-        step_end_ns=ends.max(axis=0),
+        tracks=tuple(tracks[record.rank] for record in records),
+        step_end_ns=_without(pauses, ends),
     )
 
 
 def step_times_s(records: list[RankRecord]) -> list[float]:
     """Return per step the time from the end of the step before (or its own begin, if later) to its end."""
+    begins, ends = _steps(records)
+    return [float(t) for t in np.diff(_without(_pauses(begins, ends), ends), prepend=0) / 1e9]
+
+
+def _steps(records: list[RankRecord]) -> tuple[np.ndarray, np.ndarray]:
+    """Return when the first rank begins and the last ends each step, int64 [steps], on rank 0's clock."""
     begins = np.array([record.step_begin_ns - record.offset_ns for record in records]).min(axis=0)
     ends = np.array([record.step_end_ns - record.offset_ns for record in records]).max(axis=0)
-    starts = np.maximum(begins, np.concatenate([begins[:1], ends[:-1]]))
-    return [float(t) for t in (ends - starts) / 1e9]
+    return begins, ends
 
 
-def _track(plan: Plan, record: RankRecord, zero: int) -> RankTrack:
+def _pauses(begins: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of the time before the first step and of that between steps, on rank 0's clock."""
+    between = [
+        (int(end), int(begin)) for end, begin in zip(ends[:-1], begins[1:], strict=True) if begin > end
+    ]
+    return [(0, int(begins[0])), *between]
+
+
+def _without(pauses: list[tuple[int, int]], times_ns: np.ndarray) -> np.ndarray:
+    """Return times on a clock that stands still in the pauses; what happens in a pause, at its begin."""
+    shifted = times_ns
+    for begin, end in pauses:
+        shifted = shifted - np.clip(times_ns - begin, 0, end - begin)
+    return shifted
+
+
+def _track(plan: Plan, record: RankRecord, pauses: list[tuple[int, int]]) -> RankTrack:
     home = plan.pipeline_rank_of(record.rank)
     device = plan.device_plans[home]
     steps, tasks, _ = record.times.shape
-    shifted = record.times.reshape(-1, 4) - (record.offset_ns + zero)
+    shifted = _without(pauses, record.times.reshape(-1, 4) - record.offset_ns)
     return RankTrack(
         rank=record.rank,
         n_devices=1,
@@ -122,10 +153,26 @@ def _track(plan: Plan, record: RankRecord, zero: int) -> RankTrack:
         stream=np.tile(device.tasks.stream, steps),
         dispatch_ns=shifted[:, 0],
         ready_ns=shifted[:, 1],
-        start_ns=shifted[:, 2],
+        start_ns=shifted[:, 2].copy(),
         end_ns=shifted[:, 3],
-        memory_ns=np.maximum(record.memory_ns - (record.offset_ns + zero), 0),
+        memory_ns=_without(pauses, record.memory_ns - record.offset_ns),
         memory_bytes=record.memory_bytes,
         codes=device.codes(),
         kinds=device.tasks.kind,
     )
+
+
+def _start_receives(plan: Plan, tracks: dict[int, RankTrack]) -> None:
+    """Move the start of each receive to the start of its send, within the receive's own time."""
+    matching = match_tasks(plan)
+    numbers = {device.pipeline_rank: number for number, device in enumerate(plan.device_plans)}
+    firsts = matching.device_starts
+    for rank, track in tracks.items():
+        first = int(firsts[numbers[track.pipeline_rank]])
+        peers = plan.device_plans[numbers[track.pipeline_rank]].tasks.peer
+        for task in np.flatnonzero(np.isin(track.kinds, [TaskKind.RECV_F, TaskKind.RECV_B])).tolist():
+            sender = tracks[plan.peer_rank(rank, int(peers[task]))]
+            send = int(matching.partner[first + task] - firsts[numbers[sender.pipeline_rank]])
+            mine = slice(task, None, len(track.codes))
+            sent_ns = sender.start_ns[send :: len(sender.codes)]
+            track.start_ns[mine] = np.clip(sent_ns, track.ready_ns[mine], track.end_ns[mine])

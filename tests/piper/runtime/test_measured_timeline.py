@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytest
 
 from piper.runtime import RunOutcome
+from piper.runtime.recorder import RankRecord, measured_timeline, step_times_s
 from simulator.plan import MemoryClass, Plan, TaskKind
 from simulator.timeline.timeline import RankTrack
 from tests.piper.runtime.jobs import plan_of, train
@@ -66,6 +68,59 @@ def test_step_times_add_up_to_the_run() -> None:
     _, outcome = recorded()
     total_s = sum(step["step_time_s"] for step in outcome.result["steps"])
     assert abs(total_s - outcome.timeline.makespan_ns / 1e9) < 1e-6
+
+
+def test_the_time_in_which_steps_are_compared_is_left_out() -> None:
+    outcome = train(plan_of("pp=2", optimizer="sgd"), steps=STEPS, verify=True)
+    timeline = outcome.timeline
+    times_s = [step["step_time_s"] for step in outcome.result["steps"]]
+    assert np.diff(timeline.step_end_ns, prepend=0) / 1e9 == pytest.approx(times_s, abs=1e-9)
+    for track in timeline.tracks:
+        assert (np.diff(track.memory_ns) >= 0).all()
+        assert track.memory_ns[-1] <= timeline.makespan_ns
+
+
+def made_up(plan: Plan, rank: int) -> RankRecord:
+    """Two steps at 1000 and 50000 ns on rank 0's clock; task i is ready at 100 i and ends at 100 i + 250."""
+    begins = np.array([1000, 50_000])
+    offset_ns = 7_000_000 * rank
+    ready = begins[:, None] + 100 * np.arange(len(plan.device_plans[rank].tasks)) + offset_ns
+    times = np.stack([ready, ready, ready, ready + 250], axis=2)
+    return RankRecord(
+        rank=rank,
+        offset_ns=offset_ns,
+        times=times,
+        step_begin_ns=begins + offset_ns,
+        step_end_ns=times[:, :, 3].max(axis=1),
+        memory_ns=np.array([0, 1500, 40_000, 50_100]) + offset_ns,
+        memory_bytes=np.zeros((4, len(MemoryClass)), dtype=np.int64),
+        peak_memory_bytes=0,
+    )
+
+
+def test_ranks_share_one_clock_that_stands_still_between_steps() -> None:
+    plan = plan_of("pp=2", global_batch=2)
+    records = [made_up(plan, rank) for rank in (0, 1)]
+    timeline = measured_timeline(plan, records)
+    longest = 100 * max(len(device.tasks) for device in plan.device_plans) + 150
+    assert timeline.step_end_ns.tolist() == [longest, 2 * longest]
+    assert step_times_s(records) == [longest / 1e9, longest / 1e9]
+    for track in timeline.tracks:
+        assert track.ready_ns[:2].tolist() == [0, 100]
+        assert track.ready_ns[len(track.codes)] == longest
+        assert track.memory_ns.tolist() == [0, 500, longest, longest + 100]
+
+
+def test_a_receive_is_on_the_wire_from_the_start_of_its_send() -> None:
+    plan = plan_of("pp=2", global_batch=2)
+    timeline = measured_timeline(plan, [made_up(plan, rank) for rank in (0, 1)])
+    first, second = timeline.tracks
+    for sender, receiver, kind in ((first, second, "F"), (second, first, "B")):
+        for microbatch in (0, 1):
+            send = sender.codes.index(f"{sender.stages[0]}SEND_{kind}{microbatch}")
+            receive = receiver.codes.index(f"{receiver.stages[0]}RECV_{kind}{microbatch}")
+            assert receiver.ready_ns[receive] < sender.start_ns[send] < receiver.end_ns[receive]
+            assert receiver.start_ns[receive] == sender.start_ns[send]
 
 
 def test_memory_begins_with_the_static_bytes_and_returns_to_them() -> None:
