@@ -14,7 +14,7 @@ from typing import Any
 
 from cost_models.clusters import ALIASES as CLUSTER_ALIASES
 from cost_models.clusters import CLUSTERS
-from cost_models.errors import CostModelError, nearest
+from cost_models.errors import CostModelError, nearest, require_known
 from cost_models.gpu import Gpu
 from cost_models.hardware import ALIASES as GPU_ALIASES
 from cost_models.hardware import GPUS
@@ -24,6 +24,8 @@ from cost_models.stacks import ALIASES as STACK_ALIASES
 from cost_models.stacks import STACKS
 from cost_models.topology import Cluster
 from cost_models.yaml_file import SCHEMA_VERSION, Section, read_yaml
+
+ATTENTION_KERNELS = ("flash2", "fitted")
 
 _PACKAGE = Path(__file__).parent
 
@@ -36,6 +38,7 @@ class Stack:
         name: catalogue name, lower case.
         description: for people.
         launch_overhead_s: host time to launch one kernel.
+        attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
         model, strategy: defaults for capture and strategy; plain data, not interpreted here.
         sources: where the figures of `cost` come from.
     """
@@ -43,6 +46,7 @@ class Stack:
     name: str
     description: str
     launch_overhead_s: float
+    attention_kernel: str
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -118,11 +122,14 @@ def _stack(path: Path) -> Stack:
     where = _shown(path)
     keys = ("schema_version", "name", "description", "model", "strategy", "cost")
     file = Section(_content(path, _STACK), where=where, keys=keys, sourced=False)
-    cost = file.section("cost", ("launch_overhead",))
+    cost = file.section("cost", ("launch_overhead", "attention_kernel"))
+    kernel = cost.text("attention_kernel")
+    require_known(kernel, ATTENTION_KERNELS, where=where, field="cost.attention_kernel", error=CostModelError)
     return Stack(
         name=file.text("name"),
         description=file.text("description"),
         launch_overhead_s=cost.seconds("launch_overhead", zero_ok=True),
+        attention_kernel=kernel,
         model=file.mapping("model"),
         strategy=file.mapping("strategy"),
         sources={"cost": cost.source},

@@ -69,6 +69,7 @@ class AttentionSpec:
         latency_s: time of the smallest one.
         backward_ratio: time of the backward over the forward.
         head64_factor: efficiency with heads of 64 over heads of 128; linear in the head size.
+        flash2_slowdown: time of the FlashAttention-2 kernel over that of the fitted kernel.
         error: see [Note: error of a figure].
         fitted_dtypes: dtypes that the fit covers.
     """
@@ -79,6 +80,7 @@ class AttentionSpec:
     latency_s: float
     backward_ratio: float
     head64_factor: float
+    flash2_slowdown: float
     error: float
     fitted_dtypes: tuple[str, ...]
 

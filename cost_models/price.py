@@ -65,6 +65,9 @@ class CostModel(Protocol):
     def context_bytes(self) -> int:
         """Return the device memory that the driver context takes before the first tensor."""
 
+    def communicator_bytes(self, num_ranks: int) -> int:
+        """Return the device memory of one communicator of `num_ranks` ranks on each; 0 for one rank."""
+
     @property
     def peak_flops_per_s(self) -> dict[str, float]:
         """Return the dense datasheet peak by compute dtype, for MFU."""

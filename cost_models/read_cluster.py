@@ -7,7 +7,7 @@ from typing import Any
 from cost_models.gpu import Gpu
 from cost_models.price import CollectiveKind, Provenance
 from cost_models.read_gpu import provenance
-from cost_models.topology import Cluster, Curve, InterNode, LinkSpec
+from cost_models.topology import Cluster, Communicators, Curve, InterNode, LinkSpec
 from cost_models.yaml_file import Section
 
 _CURVE = ("base", "per_rank", "sqrt", "bandwidth", "error")
@@ -17,13 +17,14 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
     """Return the cluster of `gpu` devices that `content` describes; CostModelError names the field."""
     keys = (
         "schema_version", "name", "description", "gpu", "gpus_per_node", "max_nodes", "eager_limit",
-        "intra", "intra_collectives", "inter", "inter_collectives",
+        "communicators", "intra", "intra_collectives", "inter", "inter_collectives",
     )  # fmt: skip
     file = Section(content, where=where, keys=keys)
     link = file.section("intra", ("bandwidth", "latency"))
     kinds = tuple(kind.value for kind in CollectiveKind)
     intra = file.section("intra_collectives", (*kinds, "transfer", "in_switch", "provenance"))
-    sections = ("intra", "intra_collectives", "inter", "inter_collectives")
+    sizes = file.section("communicators", ("pair", "group"))
+    sections = ("communicators", "intra", "intra_collectives", "inter", "inter_collectives")
     basis = provenance(intra)
     return Cluster(
         name=file.text("name"),
@@ -40,6 +41,9 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         transfer_curve=_curve(intra.section("transfer", _CURVE, sourced=False), basis),
         inter=_inter(file) if "inter" in file else None,
         eager_limit_bytes=file.size("eager_limit", zero_ok=True),
+        communicators=Communicators(
+            pair_bytes=sizes.size("pair", zero_ok=True), group_bytes=sizes.size("group", zero_ok=True)
+        ),
         sources={"cluster": file.source}
         | {name: content[name]["source"] for name in sections if name in file},
     )

@@ -87,8 +87,8 @@ def _grouped_matmul(file: Section) -> GroupedMatmulSpec:
 
 def _attention(file: Section) -> AttentionSpec:
     keys = (
-        "efficiency", "half_length", "wave_penalty", "latency", "backward_ratio", "head64_factor", "error",
-        "fitted_dtypes",
+        "efficiency", "half_length", "wave_penalty", "latency", "backward_ratio", "head64_factor",
+        "flash2_slowdown", "error", "fitted_dtypes",
     )  # fmt: skip
     section = file.section("attention", keys)
     return AttentionSpec(
@@ -98,6 +98,7 @@ def _attention(file: Section) -> AttentionSpec:
         latency_s=section.seconds("latency", zero_ok=True),
         backward_ratio=section.number("backward_ratio"),
         head64_factor=section.number("head64_factor", up_to=1),
+        flash2_slowdown=section.number("flash2_slowdown"),
         error=section.error(),
         fitted_dtypes=section.texts("fitted_dtypes"),
     )

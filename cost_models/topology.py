@@ -91,6 +91,19 @@ class InterNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Communicators:
+    """Device memory that the communication library takes on each rank, per communicator.
+
+    Args:
+        pair_bytes: of two ranks (pipeline transfers: one communicator per direction and peer).
+        group_bytes: of more.
+    """
+
+    pair_bytes: int
+    group_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """Where a group lies: how many members on how many nodes.
 
@@ -123,6 +136,7 @@ class Cluster:
         transfer_curve: point-to-point inside a node.
         inter: the network, or None (one node).
         eager_limit_bytes: largest message that a send hands over without waiting for its receive.
+        communicators: memory per communicator.
         sources: where the figures of each section come from.
     """
 
@@ -138,6 +152,7 @@ class Cluster:
     transfer_curve: Curve
     inter: InterNode | None
     eager_limit_bytes: int
+    communicators: Communicators
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

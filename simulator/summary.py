@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from cost_models.errors import CostModelError, check_invariant, nearest
 from cost_models.price import CostModel
 from simulator.memory import Peak, owners_at, peak_of, reserved_peak_bytes
-from simulator.plan import NONE, ModelFacts, Plan, TaskKind
+from simulator.plan import NONE, RECV_KINDS, SEND_KINDS, DevicePlan, ModelFacts, Plan, TaskKind
 from simulator.pricing import PROVENANCES
 from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
 from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload
 
 MFU_CONVENTION = "palm"
+PAIR = 2
 MOST_OWNERS = 8
 """Largest buffers at a rank's peak that are named."""
 BAND_BASIS = (
@@ -112,20 +115,36 @@ def _flops(plan: Plan, *, recompute_only: bool) -> int:
 
 
 def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
+    """Return peaks of the worst rank, and whether it fits (reserved + context + communicators)."""
     devices = {device.pipeline_rank: device for device in plan.device_plans}
-    reserved = 0
+    needed, reserved, communicators = 0, 0, 0
     for track in timeline.tracks:
         device = devices[track.pipeline_rank]
         shape = (-1, len(device.tasks))
         start, end = track.start_ns.reshape(shape), track.end_ns.reshape(shape)
-        reserved = max(reserved, reserved_peak_bytes(device, start_ns=start, end_ns=end))
+        here = reserved_peak_bytes(device, start_ns=start, end_ns=end)
+        buffers = _communicator_bytes(plan, device, cost_model)
+        reserved, communicators = max(reserved, here), max(communicators, buffers)
+        needed = max(needed, here + buffers + cost_model.context_bytes)
     return {
         "peak_memory_bytes": max(peak_of(track).total_bytes for track in timeline.tracks),
         "peak_reserved_bytes": reserved,
         "context_bytes": cost_model.context_bytes,
+        "communicator_bytes": communicators,
+        "needed_memory_bytes": needed,
         "device_memory_bytes": cost_model.device_memory_bytes,
-        "fits": reserved + cost_model.context_bytes <= cost_model.device_memory_bytes,
+        "fits": needed <= cost_model.device_memory_bytes,
     }
+
+
+def _communicator_bytes(plan: Plan, device: DevicePlan, cost_model: CostModel) -> int:
+    """Return what the communicators of a rank take: one per group, one per transfer direction and peer."""
+    table = device.tasks
+    groups = sorted(set(table.group[table.group != NONE].tolist()))
+    transfers = np.isin(table.kind, np.array(sorted(SEND_KINDS | RECV_KINDS)))
+    pairs = len(set(table.stream[transfers].tolist()))
+    in_groups = sum(cost_model.communicator_bytes(plan.groups[group].size) for group in groups)
+    return in_groups + pairs * cost_model.communicator_bytes(PAIR)
 
 
 def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
@@ -184,10 +203,9 @@ def _provenance(workload: Workload) -> dict[str, float]:
 def _warnings(result: dict[str, Any]) -> list[str]:
     found = []
     if not result["fits"]:
-        needed = result["peak_reserved_bytes"] + result["context_bytes"]
-        have = result["device_memory_bytes"]
+        needed, have = result["needed_memory_bytes"], result["device_memory_bytes"]
         found.append(
-            f"does not fit: {needed / 2**30:.1f} GiB reserved with the driver context, "
+            f"does not fit: {needed / 2**30:.1f} GiB reserved with driver context and communicators, "
             f"{have / 2**30:.1f} GiB usable per device"
         )
     if result["mfu"] is not None and result["mfu"] > 1:

@@ -48,6 +48,7 @@ class FakeCostModel:
     collective_ns: Callable[[CollectiveKind, int, Sequence[int]], int] = lambda kind, size, ranks: 0
     device_memory_bytes: int = 1 << 40
     context_bytes: int = 0
+    bytes_per_communicator: int = 0
     peaks: dict[str, float] = field(default_factory=lambda: {"bf16": 1e30})
     band: float = 0.0
     asked: list[tuple[object, ...]] = field(default_factory=list)
@@ -59,6 +60,9 @@ class FakeCostModel:
     @property
     def peak_flops_per_s(self) -> dict[str, float]:
         return self.peaks
+
+    def communicator_bytes(self, num_ranks: int) -> int:
+        return 0 if num_ranks == 1 else self.bytes_per_communicator
 
     def operation(self, operation: Operation) -> Price:
         self.asked.append(("operation", operation.name))

@@ -12,6 +12,8 @@ from cost_models.ops import Operation
 from cost_models.price import CollectiveKind, Price
 from cost_models.topology import Cluster
 
+_PAIR = 2
+
 
 class ClusterCostModel:
     """A `CostModel`: answers for devices of `cluster` driven by the framework `stack`.
@@ -22,7 +24,7 @@ class ClusterCostModel:
     def __init__(self, cluster: Cluster, stack: Stack) -> None:
         self.cluster = cluster
         self.stack = stack
-        self._roofline = Roofline(cluster.gpu)
+        self._roofline = Roofline(cluster.gpu, attention_kernel=stack.attention_kernel)
         self._collectives = Collectives(cluster)
         self._operations: dict[Operation, Price] = {}
         self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
@@ -52,6 +54,11 @@ class ClusterCostModel:
     def context_bytes(self) -> int:
         """Return the device memory that the driver context takes before the first tensor."""
         return self.cluster.gpu.context_bytes
+
+    def communicator_bytes(self, num_ranks: int) -> int:
+        """Return the device memory of one communicator of `num_ranks` ranks on each of them."""
+        sizes = self.cluster.communicators
+        return 0 if num_ranks == 1 else sizes.pair_bytes if num_ranks == _PAIR else sizes.group_bytes
 
     @property
     def peak_flops_per_s(self) -> dict[str, float]:

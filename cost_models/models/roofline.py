@@ -29,10 +29,12 @@ class Roofline:
 
     Args:
         gpu: the device.
+        attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, *, attention_kernel: str = "fitted") -> None:
         self.gpu = gpu
+        self.attention_slowdown = gpu.attention.flash2_slowdown if attention_kernel == "flash2" else 1.0
 
     def operation(self, operation: Operation) -> Price:
         """Price one kernel (not `count` of them).
@@ -94,6 +96,7 @@ class Roofline:
         efficiency = spec.efficiency * min(1.0, of_head) * seq_kv / (seq_kv + spec.half_length)
         if operation.direction != "fwd":
             efficiency *= _BACKWARD_FLOPS_RATIO / spec.backward_ratio
+        efficiency /= self.attention_slowdown
         waves = batch * heads * math.ceil(seq_q / _QUERY_TILE) / self.gpu.processors
         tail = 1 + spec.wave_penalty * (math.ceil(waves) / waves - 1)
         seconds = self._at_least_memory(operation, self._compute_s(operation, efficiency) * tail)

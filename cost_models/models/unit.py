@@ -28,6 +28,10 @@ class UnitCostModel:
     device_memory_bytes = _NO_LIMIT_BYTES
     context_bytes = 0
 
+    def communicator_bytes(self, num_ranks: int) -> int:
+        """Return 0: memory is not modelled."""
+        return 0
+
     def __init__(
         self,
         durations_s: Mapping[str, float],

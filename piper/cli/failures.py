@@ -39,7 +39,7 @@ class ResultDoesNotFitError(DoesNotFitError):
     def __init__(self, result: dict[str, Any]) -> None:
         self.result = result
         gib = 2**30
-        need = max(result["peak_reserved_bytes"], result["peak_memory_bytes"]) + result["context_bytes"]
+        need = result["needed_memory_bytes"]
         super().__init__(
             where=result["strategy"]["shorthand"],
             field="memory",

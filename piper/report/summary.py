@@ -90,11 +90,12 @@ def figure_lines(result: Result) -> list[str]:
 def memory_verdict(result: Result) -> str:
     """Say in one line whether the worst rank fits, and with what."""
     limit = result["device_memory_bytes"]
-    need = max(result["peak_reserved_bytes"], result["peak_memory_bytes"]) + result["context_bytes"]
+    need = result["needed_memory_bytes"]
     parts = (
         f"{format_bytes(result['peak_memory_bytes'])} allocated, "
         f"{format_bytes(result['peak_reserved_bytes'])} reserved, "
-        f"{format_bytes(result['context_bytes'])} context"
+        f"{format_bytes(result['context_bytes'])} context, "
+        f"{format_bytes(result['communicator_bytes'])} communicators"
     )
     if result["fits"]:
         return f"fits: {parts} of {format_bytes(limit)} ({format_bytes(limit - need)} free)"

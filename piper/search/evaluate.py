@@ -137,8 +137,8 @@ class Evaluator:
 RESULT_KEYS = (
     "model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack", "step_time_s",
     "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes",
-    "peak_reserved_bytes", "context_bytes", "device_memory_bytes", "fits", "bubble_fraction", "breakdown_s",
-    "error_band",
+    "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
+    "device_memory_bytes", "fits", "bubble_fraction", "breakdown_s", "error_band",
 )  # fmt: skip
 
 _EVALUATOR: list[Evaluator] = []

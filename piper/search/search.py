@@ -264,12 +264,12 @@ def _too_big(candidate: Candidate, bounds: Bounds) -> Record:
 def _simulated(candidate: Candidate, result: dict[str, Any]) -> Record:
     if result["fits"]:
         return Record(candidate=candidate, status=Status.RANKED, result=result)
-    used = (result["peak_reserved_bytes"] + result["context_bytes"]) / 2**30
+    used = result["needed_memory_bytes"] / 2**30
     return Record(
         candidate=candidate,
         status=Status.OUT_OF_MEMORY,
         result=result,
-        reason=f"reserves {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB",
+        reason=f"needs {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB",
     )
 
 

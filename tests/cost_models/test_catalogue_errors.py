@@ -220,7 +220,8 @@ def test_an_unknown_gpu_of_a_cluster_gets_a_did_you_mean(write):
 def test_a_cluster_without_a_network_has_one_node(write):
     text = (
         "schema_version: 1\nname: mine\ndescription: mine\ngpu: h100\ngpus_per_node: 2\neager_limit: 0\n"
-        "source: me\nintra: {bandwidth: 100GB/s, latency: 1us, source: me}\nintra_collectives:\n"
+        "source: me\ncommunicators: {pair: 1MiB, group: 1MiB, source: me}\n"
+        "intra: {bandwidth: 100GB/s, latency: 1us, source: me}\nintra_collectives:\n"
         + "".join(
             f"  {kind}: {{base: 1us, per_rank: 1us, sqrt: 0us, bandwidth: 80GB/s, error: 0.2}}\n"
             for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")

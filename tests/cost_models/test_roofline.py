@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import Operation, OpKind, Provenance, load_gpu
+from cost_models import Operation, OpKind, Provenance, cluster_cost_model, load_gpu
 from cost_models.errors import CostModelError
 from cost_models.models.roofline import Roofline
 
@@ -234,3 +234,24 @@ def test_the_band_holds_most_measured_kernels():
     rows = measured_kernels()
     inside = [priced(row).low_s <= float(row["time_us"]) * 1e-6 <= priced(row).high_s for row in rows]
     assert sum(inside) >= 0.85 * len(rows)
+
+
+@pytest.mark.parametrize(("gpu", "slowdown"), [("a100-sxm-80gb", 1.0), ("h100-sxm", 2.0)])
+def test_the_stack_chooses_the_attention_kernel(gpu, slowdown):
+    operation = Operation(
+        kind=OpKind.ATTENTION, name="flash", shape=(1, 32, 8, 8192, 8192, 128), dtype="bf16",
+        flops=2 * 32 * 8192 * 8192 * 128, bytes=1, causal=True,
+    )  # fmt: skip
+    device = load_gpu(gpu)
+    fitted = Roofline(device).operation(operation).seconds - device.attention.latency_s
+    flash2 = (
+        Roofline(device, attention_kernel="flash2").operation(operation).seconds - device.attention.latency_s
+    )
+    assert flash2 == pytest.approx(slowdown * fitted)
+
+
+def test_a_communicator_of_one_rank_takes_no_memory():
+    model = cluster_cost_model("dgx-h100")
+    assert model.communicator_bytes(1) == 0
+    assert model.communicator_bytes(2) == 342 * 2**20
+    assert model.communicator_bytes(64) == 392 * 2**20

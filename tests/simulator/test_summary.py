@@ -16,7 +16,8 @@ K = TaskKind
 KEYS = {
     "model", "n_parameters", "n_gpus", "strategy", "schedule", "step_time_s", "makespan_s", "tokens_per_s",
     "tokens_per_s_per_gpu", "model_flops_per_step", "tflops_per_gpu", "mfu", "hfu", "mfu_convention",
-    "peak_memory_bytes", "peak_reserved_bytes", "context_bytes", "device_memory_bytes", "fits",
+    "peak_memory_bytes", "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
+    "device_memory_bytes", "fits",
     "bubble_fraction", "idle_fraction", "breakdown_s", "ranks", "error_band", "provenance", "warnings",
 }  # fmt: skip
 PARTS = [
@@ -118,6 +119,18 @@ def test_memory_of_the_worst_rank_decides_whether_the_plan_fits(plan, model):
     tight = result_of(plan, model)
     assert tight["fits"] is False
     assert any(warning.startswith("does not fit") for warning in tight["warnings"])
+
+
+def test_communicators_take_memory_once_per_group_and_per_transfer_direction(plan, model):
+    model.bytes_per_communicator = 100
+    result = result_of(plan, model)
+    groups = {
+        g for d in plan.device_plans for g in d.tasks.group.tolist() if g >= 0 and plan.groups[g].size > 1
+    }
+    streams = [s for s in plan.device_plans[0].streams if s.startswith(("send", "recv"))]
+    assert result["communicator_bytes"] >= 100 * len(streams) > 0
+    assert result["communicator_bytes"] <= 100 * (len(streams) + len(groups))
+    assert result["needed_memory_bytes"] >= result["peak_reserved_bytes"] + 100 * len(streams)
 
 
 def test_the_error_band_scales_the_step_by_the_bands_of_its_prices(plan, model):

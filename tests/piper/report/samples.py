@@ -87,6 +87,8 @@ def figures(*, step_time_s: float = 0.014, fits: bool = True, **changes: Any) ->
         "peak_memory_bytes": 3 * GIB,
         "peak_reserved_bytes": 3 * GIB + GIB // 2,
         "context_bytes": GIB // 2,
+        "communicator_bytes": GIB // 4,
+        "needed_memory_bytes": 4 * GIB + GIB // 4,
         "device_memory_bytes": 80 * GIB if fits else 3 * GIB,
         "fits": fits,
         "bubble_fraction": 0.25,
