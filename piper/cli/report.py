@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cost_models.units import format_bytes
 from piper.cli.options import json_option
 from piper.cli.output import emit, progress, write_text
 
@@ -35,5 +36,5 @@ def report(*, sources: tuple[str, ...], output: str, title: str, as_json: bool) 
     emit(
         {"schema_version": 1, "file": str(path), "results": [result.name for result in results]},
         as_json=as_json,
-        text=lambda: f"wrote {path} ({len(page.encode()) / 2**20:.1f} MiB); open it in a browser",
+        text=lambda: f"wrote {path} ({format_bytes(len(page.encode()))}); open it in a browser",
     )

@@ -13,7 +13,7 @@ from piper.report.quantities import format_count, format_ranges, format_share
 
 Result = Mapping[str, Any]
 
-_GIB = 2**30
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _BAR_WIDTH = 30
 _MOST_RANKS = 8
 _SHORT_CLASSES = {
@@ -33,7 +33,7 @@ def describe(result: Result) -> str:
         [*heading_lines(result), *assumption_lines(result["defaults"])],
         figure_lines(result),
         ["where a step goes (mean over ranks)", *breakdown_lines(result)],
-        ["memory at each rank's peak, GiB", *memory_lines(result)],
+        memory_lines(result),
         [f"warning: {text}" for text in result["warnings"]],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -113,14 +113,15 @@ def breakdown_lines(result: Result) -> list[str]:
 
 
 def memory_lines(result: Result) -> list[str]:
-    """Write a table of pipeline ranks with their memory classes at the rank's peak moment."""
+    """Write a table of pipeline ranks with their memory classes at the rank's peak moment, with a title."""
     ranks = result["ranks"]
+    unit, scale = _memory_unit(max(rank["peak_memory_bytes"] for rank in ranks))
     names = [
         name for name in _SHORT_CLASSES if any(rank["memory_by_class_bytes"].get(name, 0) for rank in ranks)
     ]
     rows = [["pp rank", "devices", "stages", *(_SHORT_CLASSES[name] for name in names), "peak", "at", "busy"]]
-    rows += [_memory_row(rank, names) for rank in ranks[:_MOST_RANKS]]
-    lines = [f"  {line}" for line in aligned(rows)]
+    rows += [_memory_row(rank, names, scale=scale) for rank in ranks[:_MOST_RANKS]]
+    lines = [f"memory at each rank's peak, {unit}", *(f"  {line}" for line in aligned(rows))]
     left = len(ranks) - _MOST_RANKS
     return [*lines, f"  ... and {left} more (--json lists all)"] if left > 0 else lines
 
@@ -167,14 +168,19 @@ def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 0) -> list[str
     ]
 
 
-def _memory_row(rank: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _memory_unit(size_bytes: int) -> tuple[str, int]:
+    """Return the largest unit of which there is at least a tenth, so that two decimals tell sizes apart."""
+    return next(((unit, scale) for unit, scale in _UNITS if 10 * size_bytes >= scale), _UNITS[-1])
+
+
+def _memory_row(rank: Mapping[str, Any], names: Sequence[str], *, scale: int) -> list[str]:
     classes = rank["memory_by_class_bytes"]
     return [
         str(rank["pipeline_rank"]),
         str(rank["n_devices"]),
         format_ranges(list(rank["stages"])),
-        *(f"{classes.get(name, 0) / _GIB:.2f}" for name in names),
-        f"{rank['peak_memory_bytes'] / _GIB:.2f}",
+        *(f"{classes.get(name, 0) / scale:.2f}" for name in names),
+        f"{rank['peak_memory_bytes'] / scale:.2f}",
         format_duration(rank["peak_at_s"]),
         format_duration(rank["busy_s"]),
     ]

@@ -19,6 +19,7 @@ function colour(name) { return getComputedStyle(document.documentElement).getPro
 
 function seconds(ticks, tickNs) {
   const s = ticks * tickNs / 1e9, a = Math.abs(s);
+  if (a < tickNs / 2e9) return "0";
   if (a >= 1) return s.toFixed(3) + " s";
   if (a >= 1e-3) return (s * 1e3).toFixed(2) + " ms";
   return (s * 1e6).toFixed(1) + " us";
@@ -26,7 +27,8 @@ function seconds(ticks, tickNs) {
 
 function gib(bytes) {
   if (bytes >= 2 ** 30 / 10) return (bytes / 2 ** 30).toFixed(2) + " GiB";
-  return (bytes / 2 ** 20).toFixed(2) + " MiB";
+  if (bytes >= 2 ** 20 / 10) return (bytes / 2 ** 20).toFixed(2) + " MiB";
+  return (bytes / 2 ** 10).toFixed(2) + " KiB";
 }
 
 /* First position whose value is greater than x, in a rising list. */
@@ -71,6 +73,8 @@ class Drawing {
     const classes = this.data.classes.map((name, i) => this.data.ranks.some(r => r.memory.bytes.some(row => row[i])) ? `<span><i style="background:var(${CLASS_COLOURS[i]})"></i>${name}</span>` : "");
     this.section.querySelector(".classes").innerHTML = classes.join("");
   }
+  /* Time since the begin of the last step; negative in steps before it. */
+  inStep(at) { return seconds(at - this.data.window, this.data.tick_ns); }
   oneStep() { this.t0 = this.data.window; this.t1 = this.data.window + this.longest / (this.data.tick_ns / 1e9); this.draw(); }
   everything() { this.t0 = this.data.begin; this.t1 = this.data.end; this.draw(); }
   listen(section) {
@@ -123,16 +127,16 @@ class Drawing {
     const { rank, stream } = row, time = this.timeAt(event.offsetX);
     const from = rank.first[stream], i = after(rank.start, time, from, rank.first[stream + 1]) - 1;
     const where = `${this.label(rank)}, stream ${rank.streams[stream]}`;
-    if (i < from || time > rank.start[i] + rank.length[i]) return `${where}\nidle at ${seconds(time, this.data.tick_ns)}`;
+    if (i < from || time > rank.start[i] + rank.length[i]) return `${where}\nidle at ${this.inStep(time)}`;
     const task = rank.task[i], kind = this.data.kinds[rank.kind_of[task]];
-    return `${rank.codes[task]}: ${WORDS[kind] || kind}\n${where}, step ${rank.step[i]}\nstarts ${seconds(rank.start[i], this.data.tick_ns)}, takes ${seconds(rank.length[i], this.data.tick_ns)}`;
+    return `${rank.codes[task]}: ${WORDS[kind] || kind}\n${where}, step ${rank.step[i]}\nstarts ${this.inStep(rank.start[i])}, takes ${seconds(rank.length[i], this.data.tick_ns)}`;
   }
   memoryText(event) {
     const rank = this.data.ranks[+this.select.value], time = this.timeAt(event.offsetX);
     const i = after(rank.memory.at, time, 0, rank.memory.at.length) - 1;
     if (i < 0) return "";
     const rows = rank.memory.bytes[i].map((bytes, c) => bytes ? `\n${this.data.classes[c]} ${gib(bytes)}` : "");
-    return `${this.label(rank)} at ${seconds(time, this.data.tick_ns)}: ${gib(rank.totals[i])}${rows.join("")}`;
+    return `${this.label(rank)} at ${this.inStep(time)}: ${gib(rank.totals[i])}${rows.join("")}`;
   }
   draw() { this.drawGantt(); this.drawMemory(); }
   canvas(element, height) {
@@ -191,11 +195,12 @@ class Drawing {
   drawAxis(pen, x, y, width) {
     const step = niceStep(this.t1 - this.t0, 8);
     pen.fillStyle = colour("--soft"); pen.strokeStyle = colour("--line"); pen.textAlign = "center";
-    for (let at = Math.ceil(this.t0 / step) * step; at <= this.t1; at += step) {
+    const zero = this.data.window;
+    for (let at = zero + Math.ceil((this.t0 - zero) / step) * step; at <= this.t1; at += step) {
       const px = x(at);
       if (px < LEFT) continue;
       pen.beginPath(); pen.moveTo(px, y - 3); pen.lineTo(px, y + 2); pen.stroke();
-      pen.fillText(seconds(at, this.data.tick_ns), Math.min(px, width - 26), y + 12);
+      pen.fillText(this.inStep(at), Math.min(px, width - 26), y + 12);
     }
   }
   drawMemory() {
@@ -224,11 +229,11 @@ class Drawing {
     pen.restore(); this.drawAxis(pen, x, bottom, width);
   }
   drawMemoryScale(pen, y, top, width) {
-    const unit = top >= 2 ** 30 / 10 ? 2 ** 30 : 2 ** 20, step = niceStep(top / unit, 5) * unit;
+    const [unit, name] = [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]].find(([size], i) => i === 2 || top >= size / 10), step = niceStep(top / unit, 5) * unit;
     pen.textAlign = "right";
     for (let bytes = 0; bytes <= top; bytes += step) {
       pen.strokeStyle = colour("--line"); pen.beginPath(); pen.moveTo(LEFT, y(bytes)); pen.lineTo(width, y(bytes)); pen.stroke();
-      pen.fillStyle = colour("--soft"); pen.fillText(+(bytes / unit).toPrecision(3) + (unit === 2 ** 30 ? " GiB" : " MiB"), LEFT - 8, y(bytes));
+      pen.fillStyle = colour("--soft"); pen.fillText(+(bytes / unit).toPrecision(3) + name, LEFT - 8, y(bytes));
     }
   }
 }

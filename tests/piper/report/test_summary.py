@@ -42,7 +42,8 @@ def test_the_breakdown_leaves_out_what_is_zero_and_adds_up() -> None:
 
 
 def test_memory_lists_only_the_classes_in_use() -> None:
-    heading, *rows = summary.memory_lines(figures())
+    title, heading, *rows = summary.memory_lines(figures())
+    assert title == "memory at each rank's peak, GiB"
     assert heading.split() == ["pp", "rank", "devices", "stages", "params", "activ", "peak", "at", "busy"]
     assert rows[0].split() == ["0", "2", "0", "2.00", "1.00", "3.00", "1.000", "ms", "8.400", "ms"]
 
@@ -51,7 +52,7 @@ def test_many_ranks_are_cut_short_and_counted() -> None:
     rank = figures()["ranks"][0]
     lines = summary.memory_lines(figures(ranks=[rank] * 64))
     assert lines[-1] == "  ... and 56 more (--json lists all)"
-    assert len(lines) == 10
+    assert len(lines) == 11
 
 
 def test_too_much_memory_is_said_with_how_much() -> None:
@@ -92,6 +93,17 @@ def test_exposed_communication_sums_all_kinds() -> None:
 def test_classes_of_memory_are_shown_in_gib() -> None:
     classes = figures()["ranks"][0]["memory_by_class_bytes"] | {"buckets": GIB // 4}
     rank = figures()["ranks"][0] | {"memory_by_class_bytes": classes}
-    heading, row = summary.memory_lines(figures(ranks=[rank]))
+    _, heading, row = summary.memory_lines(figures(ranks=[rank]))
     assert "buckets" in heading
     assert " 0.25 " in row
+
+
+def test_small_memory_is_shown_in_a_small_unit() -> None:
+    rank = figures()["ranks"][0] | {
+        "peak_memory_bytes": 61 * 2**10,
+        "memory_by_class_bytes": {"parameters": 60 * 2**10, "workspace": 2**10},
+    }
+    title, heading, row = summary.memory_lines(figures(ranks=[rank]))
+    assert title == "memory at each rank's peak, KiB"
+    assert heading.split()[4:7] == ["params", "work", "peak"]
+    assert row.split()[3:6] == ["60.00", "1.00", "61.00"]
