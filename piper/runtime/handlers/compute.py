@@ -8,6 +8,9 @@ their consumers' gradients (zeros where there is none) and hands on the gradient
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -50,17 +53,14 @@ def backward(context: RankContext, step: StepState, task: Task) -> None:
     place = Place(context, step, microbatch)
     graph = step.graphs.pop((microbatch, island.first))
     seeds = [_seed(place, value, out) for value, out in graph.outputs.items()]
-    names = [name for name in island.parameters if name in context.state.home]
-    wanted = [*graph.inputs.values(), *(context.state.parameters[name] for name in names)]
-    found: list[Tensor | None] = [None] * len(wanted)
-    if wanted and seeds:
-        outputs = list(graph.outputs.values())
-        found = list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
-    for (value, leaf), gradient in zip(graph.inputs.items(), found, strict=False):
-        known = torch.zeros_like(leaf) if gradient is None else gradient
+    parameters = {n: context.state.parameters[n] for n in island.parameters if n in context.state.home}
+    wanted = [*graph.inputs.values(), *parameters.values()]
+    with _accumulating(place, island, parameters):
+        if wanted and seeds:
+            torch.autograd.backward(list(graph.outputs.values()), seeds, inputs=wanted)
+    for value, leaf in graph.inputs.items():
+        known = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         step.add_gradient(microbatch, value, ((island.stage, island.first), known))
-    for name, gradient in zip(names, found[len(graph.inputs) :], strict=True):
-        _accumulate(place, (island.stage, name), gradient)
     for key in graph.held:
         context.ledger.release(key)
 
@@ -117,6 +117,34 @@ def _seed(place: Place, value: Value, output: Tensor) -> Tensor:
     return torch.zeros_like(output) if total is None else total
 
 
+@contextmanager
+def _accumulating(place: Place, island: Island, parameters: dict[str, Tensor]) -> Iterator[None]:
+    """Add every parameter gradient to the main gradients as soon as it is complete, and free it.
+
+    [Note: gradients of parameters live briefly]
+    A backward that returned all parameter gradients of an island at its end would hold a second copy of
+    the island's parameters; the plan counts those of one segment.
+    """
+    left = dict.fromkeys(parameters)
+
+    def add(name: str, parameter: Tensor) -> None:
+        del left[name]
+        gradient, parameter.grad = parameter.grad, None
+        _accumulate(place, (island.stage, name), gradient)
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(add, name))  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in left:
+        _accumulate(place, (island.stage, name), None)
+
+
 def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> None:
     """Sum the parts of one microbatch, then add them to the fp32 sum of the step [Note: summation tree]."""
     stage, name = use
@@ -127,7 +155,7 @@ def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> 
     step.uses_left[key] -= 1
     if step.uses_left[key] == 0 and key in step.partial:
         total = step.partial.pop(key)
-        place.context.state.gradient_of(name).add_(total.reshape(-1).float())
+        place.context.state.gradient_of(name).add_(total.reshape(-1))
 
 
 def _finite(loss: Tensor, step: StepState, microbatch: int) -> float:

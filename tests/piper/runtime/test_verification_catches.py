@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from piper.errors import RunFailedError
 from piper.runtime import RunOutcome, require_verified
@@ -105,3 +107,21 @@ def test_a_verified_run_passes() -> None:
 
 def test_an_unverified_run_passes() -> None:
     require_verified(train(plan_of("dp=2"), steps=1, verify=False))
+
+
+def test_parameter_gradients_of_a_backward_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = compute._accumulate, []
+    watched: set[str] = set()
+
+    def alone(place: Any, use: tuple[int, str], gradient: Tensor | None) -> None:
+        alive = sum(reference() is not None for reference in seen)
+        if alive > 2:
+            raise RuntimeError(f"{alive} gradients are alive when that of {use[1]} arrives")
+        for name, parameter in place.context.state.parameters.items():
+            if name not in watched:
+                watched.add(name)
+                parameter.register_hook(lambda g: seen.append(weakref.ref(g)))
+        original(place, use, gradient)
+
+    monkeypatch.setattr(compute, "_accumulate", alone)
+    assert train(plan_of("pp=1,dp=1"), steps=2).result["verified"] is True
