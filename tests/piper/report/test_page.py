@@ -89,6 +89,27 @@ def test_two_results_are_compared_against_the_fastest_that_fits() -> None:
     assert "-50.0 %" in text
 
 
+def test_a_run_beside_predictions_is_not_ranked_with_them() -> None:
+    measured = replace(gpipe_timeline(), source="measured")
+    run = Result(name="run", summary=trained(), timeline=measured)
+    text = Page(
+        render_page(
+            [sample_result("slow", step_time_s=99.0), sample_result("fast", step_time_s=98.0), run], title="t"
+        )
+    ).text
+    assert "Against fast, the fastest that fits" in text
+    assert "+1.0 %" in text
+    assert "99.9 %" not in text
+    other = Result(name="other", summary=trained(), timeline=measured)
+    assert "Against run, the fastest." in Page(render_page([run, other], title="t")).text
+
+
+def test_results_of_one_name_are_told_apart() -> None:
+    page = render_page([sample_result("out"), sample_result("out", step_time_s=0.028)], title="t")
+    assert "+100.0 %" in Page(page).text
+    assert page.count('class="best"') == 1
+
+
 def test_one_result_has_no_comparison() -> None:
     assert "Comparison" not in Page(render_page([sample_result()], title="t")).text
 
