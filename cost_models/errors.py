@@ -12,7 +12,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable, Sequence
+
+LARGEST_COUNT = 2**40
+"""No count of anything is larger; without a limit, a slip of the keyboard fills the memory or overflows."""
+
+_MOST_DIGITS = 4000
+"""Python refuses to convert more."""
+
+_LONGEST_SHOWN = 300
 
 
 class PiperError(Exception):
@@ -31,11 +40,11 @@ class InputError(PiperError):
         self.value = value
         self.rule = rule
         self.fix = fix
-        super().__init__(f"{where}: {field} = {value!r} {rule}\nfix: {fix}")
+        super().__init__(f"{where}: {field} = {_SHORT.repr(value)} {rule}\nfix: {fix}")
 
     def message(self) -> str:
         """Return the line after `error: ` (CONTRACT: WHERE: FIELD = VALUE RULE)."""
-        return f"{self.where}: {self.field} = {_shown(self.value)} {self.rule}"
+        return f"{_shown(self.where)}: {self.field} = {_shown(self.value)} {self.rule}"
 
     def to_json(self) -> dict[str, object]:
         """Return the object under `error` of the `--json` output."""
@@ -86,22 +95,54 @@ def require_known(
 def require_positive_int(
     value: object, *, where: str, field: str, fix: str, error: type[InputError] = InputError
 ) -> int:
-    """Return `value` if it is a whole number >= 1, else raise (booleans, NaN and text are refused)."""
+    """Return `value` if it is a whole number from 1 to `LARGEST_COUNT`, else raise.
+
+    Booleans, NaN and text are refused.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         rule = "must be a whole number >= 1"
         raise error(where=where, field=field, value=value, rule=rule, fix=fix)
+    if value > LARGEST_COUNT:
+        rule = f"must be at most 2^40 = {LARGEST_COUNT}"
+        raise error(where=where, field=field, value=value, rule=rule, fix=fix)
     return value
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that ASCII digits spell, None for any other text (signs, points, too many digits)."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def require_positive(
     value: object, *, where: str, field: str, fix: str, error: type[InputError] = InputError
 ) -> float:
     """Return `value` as a float if it is a finite number > 0, else raise (NaN is refused too)."""
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    number = as_float(value)
     if not (number > 0 and math.isfinite(number)):
         raise error(where=where, field=field, value=value, rule="must be a number > 0", fix=fix)
-    return float(number)
+    return number
+
+
+def as_float(value: object) -> float:
+    """Return a number as a float; NaN for what is none (booleans and text too) or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
+    """Return a value for one line of a terminal: no control characters, of bounded length."""
+    if isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_SHOWN:
+        return value
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+"""Cuts what is deep or long: a few lines of YAML can stand for more text than there is memory."""
+_SHORT.maxlevel = 4
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+_SHORT.maxstring = _SHORT.maxother = _LONGEST_SHOWN
+_SHORT.maxlong = 60

@@ -10,7 +10,7 @@ import math
 import re
 from enum import StrEnum
 
-from cost_models.errors import CostModelError, nearest
+from cost_models.errors import CostModelError, as_float, nearest
 
 _BIT = 0.125
 _BYTE_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -59,7 +59,7 @@ def parse_quantity(
 
 def _number(value: object, dimension: Dimension, *, where: str, field: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return as_float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         rule = "must be a number with a unit"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cost_models.errors import CostModelError, nearest, require_positive_int
+from cost_models.documents import UnreadableError, parse_yaml, read_text
+from cost_models.errors import CostModelError, as_float, nearest, require_positive_int
 from cost_models.units import Dimension, parse_quantity
 
 SCHEMA_VERSION = 1
@@ -19,39 +20,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises: CostModelError for a missing or unreadable file, broken YAML (with line and column), a file that
         is not a mapping.
     """
-    from ruamel.yaml import YAML  # 60 ms, needed only here
-    from ruamel.yaml.error import YAMLError
-
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        fix = "give the path of a YAML file or a catalogue name"
-        raise _error(where, "file", where, rule="does not exist", fix=fix) from None
-    except (OSError, UnicodeDecodeError) as problem:
-        fix = "give a readable text file"
-        raise _error(where, "file", where, rule=f"cannot be read: {problem}", fix=fix) from None
-    try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as problem:
-        raise _broken(where, problem) from None
-    except ValueError as problem:
-        fix = "quote text that is not a date"
-        raise _error(where, "file", where, rule=f"has a value that is not YAML: {problem}", fix=fix) from None
+        content = parse_yaml(read_text(path))
+    except UnreadableError as problem:
+        fix = (
+            "give the path of a YAML file or a catalogue name"
+            if problem.missing
+            else "give a text file in YAML: check indentation, colons and quotes"
+        )
+        raise _error(problem.place(where), "file", where, rule=problem.rule, fix=fix) from None
     if not isinstance(content, dict):
         fix = "write `key: value` lines"
         raise _error(where, "file", type(content).__name__, rule="must be a mapping", fix=fix)
     return content
-
-
-def _broken(where: str, problem: Any) -> CostModelError:
-    mark = getattr(problem, "problem_mark", None)
-    what = getattr(problem, "problem", None) or str(problem).splitlines()[0]
-    if mark is not None:
-        where = f"{where}:{mark.line + 1}:{mark.column + 1}"
-    return _error(
-        where, "YAML", what, rule="is not valid YAML here", fix="check indentation, colons and quotes"
-    )
 
 
 class Section:
@@ -95,11 +77,22 @@ class Section:
         return Section(value, where=self.where, path=self._name(key), keys=keys, sourced=sourced)
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """Return the mapping `key` as plain data, unread."""
+        """Return the mapping `key` as plain data, unread: text, finite numbers, flags, lists, mappings."""
         value = self._required(key)
         if not isinstance(value, dict):
             self._fail(key, value, rule="must be a mapping", fix="write `key: value` lines under it")
+        self._require_plain(key, value)
         return value
+
+    def _require_plain(self, key: str, value: object) -> None:
+        if isinstance(value, Mapping):
+            for name, entry in value.items():
+                self._require_plain(f"{key}.{name}", entry)
+        elif isinstance(value, list):
+            for entry in value:
+                self._require_plain(key, entry)
+        elif not (value is None or isinstance(value, str | bool) or math.isfinite(as_float(value))):
+            self._fail(key, value, rule="must be a text or a finite number", fix="quote it if it is a text")
 
     def text(self, key: str) -> str:
         """Return a text that is not empty."""
@@ -182,12 +175,12 @@ class Section:
         return value
 
     def _number(self, key: str, value: object, *, up_to: float, zero_ok: bool) -> float:
-        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        number = as_float(value)
         if not (number > 0 or (zero_ok and number == 0)) or not (number <= up_to and math.isfinite(number)):
             limit = "" if up_to == math.inf else f" and <= {up_to:g}"
             sign = ">=" if zero_ok else ">"
             self._fail(key, value, rule=f"must be a number {sign} 0{limit}", fix="write a plain number")
-        return float(number)
+        return number
 
     def _required(self, key: str) -> Any:
         if key not in self._data:

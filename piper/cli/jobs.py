@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cost_models.documents import UnreadableError, is_file, read_head
 from cost_models.errors import InputError, InternalError
 from piper.report.result import Result
 from simulator.plan import Plan
@@ -56,12 +56,9 @@ def plan_of(target: str, strategy: str, *, job: dict[str, Any]) -> Plan:
 def is_plan_file(target: str) -> bool:
     """Tell whether the file says that it is a plan; what it holds is judged when it is read."""
     path = Path(target)
-    if not path.is_file():
-        return False
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _PLAN_MARK in file.read(_MARK_WITHIN_BYTES)
-    except (OSError, EOFError):
+        return is_file(path) and _PLAN_MARK in read_head(path, _MARK_WITHIN_BYTES)
+    except UnreadableError:
         return False
 
 

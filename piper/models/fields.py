@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from cost_models.errors import require_positive, require_positive_int
+from cost_models.errors import as_float, require_positive, require_positive_int
 from piper.errors import ModelError
 
 
@@ -47,10 +46,10 @@ class Fields:
     def share(self, name: str, *, default: float) -> float:
         """Return a number in [0, 1) (a dropout probability)."""
         value = self._get(name, default)
-        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        number = as_float(value)
         if not 0 <= number < 1:
             raise self._error(name, value, rule="must be a number in [0, 1)", fix="use 0.0 for no dropout")
-        return float(number)
+        return number
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cost_models.documents import UnreadableError, exists, is_folder, parse_json, read_text
 from cost_models.errors import nearest
 from piper.errors import ModelError
 from piper.models import ARCHITECTURES, CATALOGUE, MODELS
@@ -25,8 +25,8 @@ def find(text: str) -> ModelSource:
         return from_config(
             entry["config"], name=name, kind="catalogue", where=f"model {name}", origin=entry["source"]
         )
-    path = Path(text).expanduser()
-    if path.exists() or path.suffix == ".json" or text.endswith("/"):
+    path = _path(text)
+    if exists(path) or path.suffix == ".json" or text.endswith("/"):
         return _from_file(path)
     if ":" in text:
         return _from_factory(text)
@@ -72,7 +72,7 @@ def _catalogue_name(text: str) -> str | None:
     lowered = text.lower()
     if lowered in CATALOGUE:
         return lowered
-    if ":" in text or text.endswith((".json", "/")) or ("/" in text and Path(text).exists()):
+    if ":" in text or text.endswith((".json", "/")) or ("/" in text and exists(Path(text))):
         return None
     for name in CATALOGUE:
         if lowered in (alias.lower() for alias in read_entry(name)["aliases"]):
@@ -81,26 +81,16 @@ def _catalogue_name(text: str) -> str | None:
 
 
 def _from_file(path: Path) -> ModelSource:
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if is_folder(path) else path
     where = str(file)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        config = parse_json(read_text(file))
+    except UnreadableError as problem:
         raise ModelError(
-            where=where, field="file", value=where, rule="does not exist",
-            fix="give the path of a Hugging Face config.json, or its folder",
-        ) from error  # fmt: skip
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            where=f"{where}:{error.lineno}:{error.colno}", field="JSON",
-            value=f"line {error.lineno}, column {error.colno}", rule=f"is broken: {error.msg}",
-            fix="mend the file there",
-        ) from error  # fmt: skip
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            where=where, field="file", value=where, rule=f"cannot be read: {error}",
-            fix="give a readable text file in UTF-8",
-        ) from error  # fmt: skip
+            where=problem.place(where), field="file", value=where, rule=problem.rule,
+            fix="give the path of a Hugging Face config.json, or its folder"
+            if problem.missing else "give a config.json as it was published",
+        ) from problem  # fmt: skip
     if not isinstance(config, dict):
         raise ModelError(
             where=where, field="JSON", value=type(config).__name__, rule="must be an object",
@@ -112,7 +102,12 @@ def _from_file(path: Path) -> ModelSource:
 
 def _family(config: Mapping[str, Any], *, where: str) -> str:
     listed = config.get("architectures")
-    names = listed if isinstance(listed, list) and listed else [config.get("model_type")]
+    if not (listed is None or isinstance(listed, list)):
+        raise ModelError(
+            where=where, field="architectures", value=listed, rule="must be a list of names",
+            fix='write ["LlamaForCausalLM"], or leave it out and give model_type',
+        )  # fmt: skip
+    names = listed or [config.get("model_type")]
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
@@ -124,10 +119,24 @@ def _family(config: Mapping[str, Any], *, where: str) -> str:
     )  # fmt: skip
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name of nobody
+        return Path(text)
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # a module that is no file, such as __main__
+        return False
+
+
 def _from_factory(text: str) -> ModelSource:
     top = text.partition(":")[0].partition(".")[0]
     put_working_folder_on_path()
-    if top.isidentifier() and importlib.util.find_spec(top) is None:
+    if top.isidentifier() and not _can_be_found(top):
         raise ModelError(
             where=text, field="module", value=top, rule="cannot be found",
             fix="install it, or start piper in the folder that holds it",

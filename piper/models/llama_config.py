@@ -142,11 +142,12 @@ def _rope_scaling(config: Mapping[str, Any], *, where: str) -> RopeScaling | Non
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return None
+    kinds = ("linear", "llama3")
+    _require(kind in kinds, where, f"{key}.rope_type", kind, "must be default, linear or llama3")
     read = Fields(scaling, where=where, prefix=f"{key}.")
-    factor = read.number("factor") if kind in {"linear", "llama3"} else 1.0
+    factor = read.number("factor")
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
-    _require(kind == "llama3", where, f"{key}.rope_type", kind, "must be default, linear or llama3")
     low, high = read.number("low_freq_factor"), read.number("high_freq_factor")
     _require(low < high, where, f"{key}.low_freq_factor", low, f"must be less than high_freq_factor = {high}")
     original = read.count("original_max_position_embeddings")

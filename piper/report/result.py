@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cost_models.documents import UnreadableError, is_folder, parse_json, read_text
 from piper.errors import JobError
 from simulator.timeline.timeline import Timeline
 
@@ -87,7 +87,7 @@ def load_result(path: str | Path) -> Result:
     Raises: JobError for a missing, broken or foreign file.
     """
     source = Path(path)
-    if source.is_dir():
+    if is_folder(source):
         source /= RESULT_FILE
     content = _read_json(source)
     if "traceEvents" in content:
@@ -112,20 +112,13 @@ def _of_trace(source: Path, content: dict[str, Any]) -> Result:
 
 def _read_json(source: Path) -> dict[str, Any]:
     try:
-        data = source.read_bytes()
-        text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode("utf-8")
-        content = json.loads(text)
-    except FileNotFoundError:
-        raise _bad(source, "does not exist") from None
-    except json.JSONDecodeError as problem:
-        place = f"line {problem.lineno}, column {problem.colno}"
-        raise _bad(source, f"is not JSON: {problem.msg} at {place}") from None
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
-        raise _bad(source, f"cannot be read: {problem}") from None
+        content = parse_json(read_text(source))
+    except UnreadableError as problem:
+        raise _bad(source, problem.rule, where=problem.place(str(source))) from problem
     if not isinstance(content, dict):
         raise _bad(source, "is JSON, but neither a result nor a trace")
     return content
 
 
-def _bad(source: Path, rule: str) -> JobError:
-    return JobError(where=str(source), field="RESULT", value=str(source), rule=rule, fix=_FIX)
+def _bad(source: Path, rule: str, *, where: str = "") -> JobError:
+    return JobError(where=where or str(source), field="RESULT", value=str(source), rule=rule, fix=_FIX)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cost_models.documents import UnreadableError, parse_json, parse_yaml, read_text
 from cost_models.errors import nearest
 from piper.directives import DIRECTIVES, LATER
 from piper.errors import StrategyError
 from piper.graph.directive import Directive, not_yet
 
-LARGEST_FILE_BYTES = 64 * 2**20
+LARGEST_FILE_CHARACTERS = 64 * 2**20
 
 
 def read_directives(path: Path) -> tuple[Directive, ...]:
@@ -53,60 +54,15 @@ def write_directives(directives: Sequence[Mapping[str, Any]]) -> str:
 
 def _load(path: Path) -> Any:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise StrategyError(
-                where=str(path), field="size", value=path.stat().st_size, rule="is too large for a strategy",
-                fix="a strategy is a list of directives; is this the right file?",
-            )  # fmt: skip
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+        text = read_text(path)
+        if len(text) > LARGEST_FILE_CHARACTERS:
+            raise UnreadableError("is too large for a strategy, which is a list of directives")
+        return parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except UnreadableError as problem:
+        fix = "check the path" if problem.missing else "give a readable list of directives in JSON or YAML"
         raise StrategyError(
-            where=str(path), field="file", value=str(path), rule="does not exist", fix="check the path"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise StrategyError(
-            where=str(path),
-            field="file",
-            value=str(error),
-            rule="cannot be read",
-            fix="give a readable text file",
-        ) from error
-    return _parse_json(path, text) if path.suffix == ".json" else _parse_yaml(path, text)
-
-
-def _parse_json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise StrategyError(
-            where=f"{path}:{error.lineno}:{error.colno}",
-            field="JSON",
-            value=error.msg,
-            rule="is broken here",
-            fix="mend the JSON at this line and column",
-        ) from error
-
-
-def _parse_yaml(path: Path, text: str) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise StrategyError(
-            where=place,
-            field="YAML",
-            value=error.problem,
-            rule="is broken here",
-            fix="mend the YAML at this place",
-        ) from error
-    except YAMLError as error:
-        raise StrategyError(
-            where=str(path), field="YAML", value=str(error), rule="is broken", fix="mend the YAML"
-        ) from error
+            where=problem.place(str(path)), field="file", value=str(path), rule=problem.rule, fix=fix
+        ) from problem
 
 
 def _lines(path: Path, entries: Sequence[object]) -> list[int]:
@@ -115,7 +71,7 @@ def _lines(path: Path, entries: Sequence[object]) -> list[int]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        node = YAML(typ="safe", pure=True).compose(path.read_text(encoding="utf-8"))
-    except YAMLError:
+        node = YAML(typ="safe", pure=True).compose(read_text(path))
+    except (YAMLError, RecursionError):
         return [1] * len(entries)
     return [child.start_mark.line + 1 for child in node.value]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from cost_models.documents import exists
 from piper.directives import Mesh, Order, Place, Recompute, Replicate, Split
 from piper.errors import StrategyError
 from piper.graph.directive import Directive
@@ -55,7 +56,7 @@ class Strategy:
 def load_strategy(text: str, *, where: str = "--strategy") -> Strategy:
     """Read a strategy from a file (a path that exists or ends like one) or from a shorthand."""
     path = Path(text)
-    if path.suffix.lower() in _FILE_SUFFIXES or ("=" not in text and text.strip() and path.exists()):
+    if path.suffix.lower() in _FILE_SUFFIXES or ("=" not in text and text.strip() and exists(path)):
         return Strategy.load(path)
     return Strategy.parse(text, where=where)
 

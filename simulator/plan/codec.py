@@ -158,7 +158,7 @@ def _parse(data: bytes, where: str) -> object:
             rule=f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})",
             fix=_FIX_FILE,
         ) from error
-    except _JsonError as error:
+    except ValueError as error:
         rule = f"is not valid JSON: {error}"
         raise PlanError(
             where=where, field="file", value=Path(where).name, rule=rule, fix=_FIX_FILE

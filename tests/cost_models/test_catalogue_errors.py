@@ -63,12 +63,13 @@ def test_broken_yaml_names_line_and_column(write):
     path = write("schema_version: 1\nname: mine\npeak: [1, 2\nmemory: }\n")
     error = caught(load_gpu, path)
     assert error.where.startswith(f"{path}:4:")
-    assert error.field == "YAML"
+    assert (error.field, error.value) == ("file", str(path))
+    assert "is not valid YAML" in error.rule
     assert "indentation" in error.fix
 
 
 def test_a_key_given_twice_is_broken_yaml(write):
-    assert "duplicate key" in str(caught(load_gpu, write(GPU + "name: again\n")).value)
+    assert "duplicate key" in caught(load_gpu, write(GPU + "name: again\n")).rule
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "text", ""])
@@ -247,3 +248,12 @@ def test_a_cluster_finds_its_gpu_beside_its_file(write):
     assert load_cluster(base).gpu.matmul == load_gpu("h100").matmul
     child = write("schema_version: 1\nname: child\nextends: base.yaml\nmax_nodes: 3\n", "child.yaml")
     assert (load_cluster(child).gpu.processors, load_cluster(child).max_gpus) == (99, 24)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "2020-01-01", "[1, .nan]", "{deep: .inf}"])
+@pytest.mark.parametrize("section", ["model", "strategy"])
+def test_plain_data_of_a_stack_must_be_text_or_finite(write, section, value):
+    error = caught(load_stack, write(STACK + f"{section}:\n  figure: {value}\n"))
+    assert error.field.startswith(f"{section}.figure")
+    assert error.rule == "must be a text or a finite number"
+    assert "quote" in error.fix

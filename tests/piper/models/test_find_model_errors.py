@@ -38,8 +38,9 @@ def test_broken_json_names_line_and_column(tmp_path):
     with pytest.raises(ModelError) as caught:
         find_model(str(file))
     assert caught.value.where == f"{file}:3:3"
-    assert caught.value.field == "JSON"
-    assert "line 3, column 3" in caught.value.message()
+    assert caught.value.field == "file"
+    assert "is not valid JSON" in caught.value.rule
+    assert "as it was published" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["no/such/config.json", "no/such/folder/"])
@@ -119,6 +120,7 @@ def test_a_count_that_is_missing_or_no_positive_number_is_refused(tmp_path, fiel
         ({"rope_parameters": {"rope_theta": 0, "rope_type": "default"}}, "rope_parameters.rope_theta"),
         ({"rope_scaling": 8}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {"rope_type": ["linear"], "factor": 8.0}}, "rope_scaling.rope_type"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
                            "high_freq_factor": 1.0}}, "rope_scaling.low_freq_factor"),
@@ -205,3 +207,20 @@ def test_an_unknown_dtype_is_refused():
         build_module(find_model("tiny-llama"), dtype="bf61")
     assert caught.value.field == "dtype"
     assert "bf16" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["~nobody-of-this-name/config.json", "x" * 5000, "nul\0byte/config.json"])
+def test_a_path_that_cannot_be_is_refused(text):
+    with pytest.raises(ModelError) as caught:
+        find_model(text)
+    assert caught.value.field in {"file", "MODEL"}
+    assert caught.value.fix
+
+
+def test_architectures_that_are_no_list_are_refused_whatever_the_model_type_says(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"architectures": "LlamaForCausalLM", "model_type": "llama"}')
+    with pytest.raises(ModelError) as caught:
+        find_model(str(file))
+    assert caught.value.field == "architectures"
+    assert "LlamaForCausalLM" in caught.value.fix

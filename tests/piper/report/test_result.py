@@ -50,7 +50,7 @@ def test_a_result_shows_itself_as_text_and_as_a_frame() -> None:
 
 REFUSED = {
     "missing": (None, "does not exist"),
-    "broken": ('{"step_time_s": ?}', "is not JSON: Expecting value at line 1, column 17"),
+    "broken": ('{"step_time_s": ?}', "is not valid JSON: Expecting value"),
     "a list": ("[1]", "neither a result nor a trace"),
     "something else": ('{"a": 1}', "neither a result nor a trace"),
     "a foreign trace": (
