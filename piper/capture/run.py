@@ -17,6 +17,7 @@ from piper.capture.records import ReplayRecord, Value
 from piper.capture.replay import ReplayMismatchError, replaying
 from piper.capture.tensors import address_of
 from piper.errors import ModelError
+from piper.user_code import user_code
 
 MAX_NAMES = 16
 """Unannotated operators listed in the error."""
@@ -102,7 +103,8 @@ def _shadow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _forward(run: Callable[[], object], *, where: str) -> object:
     try:
-        return run()
+        with user_code():
+            return run()
     except PiperError:
         raise
     except Exception as error:

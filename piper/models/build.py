@@ -9,6 +9,7 @@ from cost_models.errors import require_known
 from piper.errors import ModelError
 from piper.models import MODELS
 from piper.models.source import ModelSource, load, resolve_factory
+from piper.user_code import user_code
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -32,7 +33,7 @@ def build_module(source: ModelSource, *, dtype: str, device: str, seq_len: int |
 def _from_factory(source: ModelSource, *, dtype: str, device: str) -> nn.Module:
     factory = resolve_factory(source.factory or "", where=source.where)
     try:
-        with torch.device(device):
+        with user_code(), torch.device(device):
             module = factory()
     except Exception as error:
         raise ModelError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import ModelError
+from piper.user_code import user_code
 from simulator.plan import ModelFacts
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def resolve_factory(target: str, *, where: str) -> Any:
         )  # fmt: skip
     put_working_folder_on_path()
     try:
-        module = importlib.import_module(module_name)
+        with user_code():
+            module = importlib.import_module(module_name)
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise ModelError(

@@ -30,6 +30,11 @@ from piper.schedules import gpipe, one_f_one_b
 from piper.schedules.costs import Costs, parse_costs
 from piper.schedules.rows import Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
 from piper.schedules.user_file import is_user_function, load_user_function
+from piper.user_code import user_code
+
+MOST_PASSES = 2**22
+"""Forward passes of all stages in one step: each is a slot, and a task of the plan, so that a slip of the
+keyboard would fill the memory."""
 
 ScheduleFunction = Callable[..., Any]
 """A function in the form above."""
@@ -170,6 +175,13 @@ def _asked(
     ):
         fix = "give a whole number >= 1"
         require_positive_int(value, where=where, field=field, fix=fix, error=StrategyError)
+    most = MOST_PASSES // (num_pipeline_ranks * vp)
+    if num_microbatches > most:
+        raise StrategyError(
+            where=where, field="num_microbatches", value=num_microbatches,
+            rule=f"is more than {most}, the most with {num_pipeline_ranks} x {vp} stages",
+            fix="use fewer microbatches or stages",
+        )  # fmt: skip
     return find_schedule(name, where=where), (num_pipeline_ranks, num_microbatches, vp)
 
 
@@ -218,17 +230,19 @@ def _rows_of(
     where: str,
 ) -> Rows:
     num_pipeline_ranks, num_microbatches, virtual_stages_per_rank = counts
-    raw = function(
-        num_pipeline_ranks=num_pipeline_ranks,
-        num_microbatches=num_microbatches,
-        virtual_stages_per_rank=virtual_stages_per_rank,
-        costs=dict(costs),
-        memory_cap=memory_cap,
-    )
+    with user_code():
+        raw = function(
+            num_pipeline_ranks=num_pipeline_ranks,
+            num_microbatches=num_microbatches,
+            virtual_stages_per_rank=virtual_stages_per_rank,
+            costs=dict(costs),
+            memory_cap=memory_cap,
+        )
     return parse_rows(raw, where=where)
 
 
 __all__ = [
+    "MOST_PASSES",
     "PLANNED",
     "SCHEDULES",
     "Costs",

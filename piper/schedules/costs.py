@@ -13,6 +13,7 @@ Costs = Mapping[str, Fraction]
 
 _FIX = "write for example F=1,BI=1,BW=1,comm=0"
 _NAMES = ("F", "BI", "BW", "FB", "comm")
+_LONGEST_EXPONENT = 3
 
 
 def parse_costs(text: str = "", *, where: str = "--costs") -> Costs:
@@ -58,4 +59,6 @@ def _term(text: str, known: Mapping[str, Fraction]) -> Fraction:
         return known.get(text, Fraction(1))
     if text == "B":
         return known.get("BI", Fraction(1)) + known.get("BW", Fraction(1))
+    if len(text.lower().partition("e")[2]) > _LONGEST_EXPONENT:
+        raise ValueError(text)  # Fraction would write out all its digits
     return Fraction(text)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cost_models.documents import is_file
 from piper.errors import StrategyError
+from piper.user_code import user_code
 
 _SHAPE = (
     "define a function f(*, num_pipeline_ranks, num_microbatches, virtual_stages_per_rank, costs, memory_cap)"
@@ -26,7 +28,7 @@ def load_user_function(text: str, *, where: str) -> Callable[..., Any]:
     """
     file, _, name = text.rpartition(":")
     path = Path(file)
-    if not path.is_file():
+    if not is_file(path):
         raise _error(
             text, "names a file that does not exist", where, fix=f"give an existing file, not {file}"
         )
@@ -35,7 +37,8 @@ def load_user_function(text: str, *, where: str) -> Callable[..., Any]:
         raise _error(text, "names a file that Python cannot load", where, fix="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with user_code():
+            spec.loader.exec_module(module)
     except Exception as error:
         rule = f"names a file that fails: {type(error).__name__}: {error}"
         raise _error(text, rule, where, fix=f"make `python {file}` run") from error

@@ -54,3 +54,11 @@ def test_an_unknown_cost_gets_a_did_you_mean():
         parse_costs("com=1", where="--costs")
     assert caught.value.where == "--costs"
     assert "'comm'" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e-999999999"])
+def test_a_number_with_more_digits_than_memory_is_refused(text):
+    with pytest.raises(StrategyError) as caught:
+        parse_costs(f"F={text}")
+    assert (caught.value.field, caught.value.value) == ("F", text)
+    assert "F=1" in caught.value.fix

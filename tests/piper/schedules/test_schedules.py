@@ -245,3 +245,11 @@ def test_a_registered_schedule_is_found_by_its_name_and_takes_no_other_one():
         with pytest.raises(StrategyError, match=rule) as caught:
             register(name, function)
         assert "a name of your own" in caught.value.fix
+
+
+def test_more_passes_than_a_plan_can_list_are_refused():
+    with pytest.raises(StrategyError) as caught:
+        schedule_rows("1f1b", num_pipeline_ranks=4, num_microbatches=10**12)
+    assert caught.value.field == "num_microbatches"
+    assert str(2**20) in caught.value.rule
+    assert caught.value.fix == "use fewer microbatches or stages"
