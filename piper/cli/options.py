@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
-from cost_models.errors import InputError, require_positive, require_positive_int
+from cost_models.errors import InputError, require_positive, require_positive_int, whole_number
 
 Function = Callable[..., Any]
+
+_LARGEST_WHOLE_NUMBER = 2**63 - 1
 
 
 class PositiveInt(click.ParamType[int]):
@@ -24,9 +26,9 @@ class PositiveInt(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read digits."""
         text = str(value)
-        number = int(text) if text.isascii() and text.isdigit() else text
+        number = whole_number(text)
         return require_positive_int(
-            number,
+            text if number is None else number,
             where="command line",
             field=_name_of(param),
             fix=f"write a whole number such as {self.example}",
@@ -44,8 +46,9 @@ class WholeNumber(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read digits."""
         text = str(value)
-        if text.isascii() and text.isdigit():
-            return int(text)
+        number = whole_number(text)
+        if number is not None and number <= _LARGEST_WHOLE_NUMBER:
+            return number
         raise InputError(
             where="command line",
             field=_name_of(param),

@@ -80,6 +80,12 @@ class Split(Directive):
         given = {"num_microbatches": self.num_microbatches, "micro_batch": self.micro_batch}
         return {"op": self.op, "filter": {}, "dim_name": "MB"} | {k: v for k, v in given.items() if v}
 
+    def number_of(self, replica_batch: int) -> int:
+        """Return how many microbatches the batch is cut into, without listing them."""
+        if self.micro_batch is None:
+            return self.num_microbatches or 1
+        return -(-replica_batch // self.micro_batch)
+
     def sizes(self, replica_batch: int) -> tuple[int, ...]:
         """Return the sequences of each microbatch; raises StrategyError when there are more than samples."""
         if self.micro_batch is None:

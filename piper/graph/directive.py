@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from cost_models.errors import nearest
+from cost_models.errors import LARGEST_COUNT, nearest
 from piper.errors import StrategyError
 from piper.graph.filters import Filter
 from piper.graph.graph import Graph, Node
@@ -65,6 +65,11 @@ def read_whole_number(value: object, *, where: str, name: str, least: int = 1) -
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise StrategyError(
             where=where, field=name, value=value, rule=f"must be a whole number >= {least}",
+            fix=f"give a number such as {max(least, 1)}",
+        )  # fmt: skip
+    if value > LARGEST_COUNT:
+        raise StrategyError(
+            where=where, field=name, value=value, rule=f"must be at most {LARGEST_COUNT}",
             fix=f"give a number such as {max(least, 1)}",
         )  # fmt: skip
     return value

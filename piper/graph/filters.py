@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cost_models.errors import whole_number
 from piper.errors import StrategyError
 
 PASSES = ("F", "B", "BI", "BW")
+_LONGEST_RANGE = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +115,11 @@ def _indices(value: object, *, where: str, field: str) -> frozenset[int]:
 
 
 def _range(part: str, whole: str, *, where: str, field: str) -> frozenset[int]:
-    first, dash, last = part.strip().partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+    start, dash, end = part.strip().partition("-")
+    first, last = whole_number(start), whole_number(end if dash else start)
+    if first is None or last is None or not first <= last < first + _LONGEST_RANGE:
         raise _bad_index(whole, where=where, field=field)
-    return frozenset(range(int(first), int(last) + 1 if dash else int(first) + 1))
+    return frozenset(range(first, last + 1))
 
 
 def _bad_index(value: object, *, where: str, field: str) -> StrategyError:

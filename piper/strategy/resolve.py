@@ -11,12 +11,15 @@ from typing import TypeVar
 
 from piper.directives import Split
 from piper.errors import JobError, StrategyError
+from piper.schedules import MOST_PASSES
 from piper.strategy.shorthand import Shorthand
 from piper.strategy.strategy import Strategy
 
 T = TypeVar("T")
 
 DEFAULT_SCHEDULE = "1f1b"
+MOST_GPUS = 2**20
+"""Far beyond any cluster; the plan lists every rank, so that a slip of the keyboard would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ def resolve(
         global_batch = dp * number * (split.micro_batch or 1)
         defaults["global_batch"] = global_batch
     _check_multiple(global_batch, dp)
+    _check_number_of_passes(split.number_of(global_batch // dp), pp=pp)
     sizes = split.sizes(global_batch // dp)
     notices: tuple[str, ...] = ()
     if zero and dp == 1:
@@ -117,6 +121,7 @@ def _degrees(
     if gpus is None:
         gpus = product if degrees else max(gpus_per_node, pp)
         defaults["gpus"] = gpus
+    _check_gpus(max(gpus, product), field="gpus" if gpus >= product else "pp x dp")
     if "dp" in degrees and product != gpus:
         raise StrategyError(
             where=strategy.where,
@@ -164,6 +169,29 @@ def _check_multiple(global_batch: int, dp: int) -> None:
             value=global_batch,
             rule=f"is no multiple of dp = {dp}",
             fix=f"use {valid}",
+        )
+
+
+def _check_gpus(gpus: int, *, field: str) -> None:
+    if gpus > MOST_GPUS:
+        raise JobError(
+            where="--gpus",
+            field=field,
+            value=gpus,
+            rule=f"is more than {MOST_GPUS}, the most that a plan may have",
+            fix="use fewer GPUs",
+        )
+
+
+def _check_number_of_passes(num_microbatches: int, *, pp: int) -> None:
+    most = MOST_PASSES // pp
+    if num_microbatches > most:
+        raise JobError(
+            where="--global-batch",
+            field="microbatches of a replica",
+            value=num_microbatches,
+            rule=f"are more than {most}, the most that a plan with pp = {pp} may have",
+            fix="raise --micro-batch or dp, or lower --global-batch",
         )
 
 

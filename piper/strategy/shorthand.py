@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from cost_models.errors import nearest
+from cost_models.errors import LARGEST_COUNT, nearest, whole_number
 from piper.errors import StrategyError
 from piper.graph.directive import not_yet
 
@@ -114,10 +114,12 @@ def _value(key: str, text: str, *, where: str) -> int | str:
     if key == "recompute":
         return _recompute(text, where=where)
     least = 0 if key in {"zero", "prefetch"} else 1
-    number = _whole(text)
-    if number is None or number < least:
+    number = whole_number(text)
+    if number is None or not least <= number <= LARGEST_COUNT:
+        too_large = number is not None and number > LARGEST_COUNT
         raise StrategyError(
-            where=where, field=key, value=text, rule=f"must be a whole number >= {least}",
+            where=where, field=key, value=text,
+            rule=f"must be at most {LARGEST_COUNT}" if too_large else f"must be a whole number >= {least}",
             fix=f"write for example {key}={max(1, least)}",
         )  # fmt: skip
     if key == "zero" and number not in _ZERO_STAGES:
@@ -128,7 +130,7 @@ def _value(key: str, text: str, *, where: str) -> int | str:
 
 
 def _recompute(text: str, *, where: str) -> str:
-    layers = _whole(text.removeprefix("full:"))
+    layers = whole_number(text.removeprefix("full:"))
     if text in {"none", "selective", "full"} or (
         text.startswith("full:") and layers is not None and layers > 0
     ):
@@ -137,7 +139,3 @@ def _recompute(text: str, *, where: str) -> str:
         where=where, field="recompute", value=text, rule="must be none, selective, full or full:N",
         fix="write recompute=full",
     )  # fmt: skip
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None

@@ -57,3 +57,11 @@ def test_a_bad_pass_is_refused(value: object) -> None:
 def test_a_filter_must_be_an_object() -> None:
     with pytest.raises(StrategyError, match="must be an object"):
         Filter.parse([1], where="s.json:4")
+
+
+@pytest.mark.parametrize("text", ["0-99999999999", "²", "0-²", "9" * 5000, "3-", "-3", "5-4"])
+def test_a_range_of_what_no_model_has_is_refused_at_once(text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        Filter.parse({"PP": text}, where="s.json:1", field="place.filter")
+    assert caught.value.field == "place.filter.PP"
+    assert caught.value.fix == "say which indices of the tag are meant"

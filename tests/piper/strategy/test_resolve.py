@@ -77,3 +77,29 @@ def test_micro_batch_given_twice_must_agree() -> None:
 
 def test_zero_with_one_replica_is_legal_and_noticed() -> None:
     assert "one replica" in resolved("pp=2,dp=1,zero=1").notices[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "field"),
+    [
+        ("", {"gpus": 2**20 + 1}, "gpus"),
+        ("dp=1000000000000", {}, "gpus"),
+        ("pp=1000000000000", {}, "gpus"),
+        ("pp=1048576,dp=1048576", {"gpus": 8}, "pp x dp"),
+    ],
+)
+def test_more_gpus_than_any_cluster_has_are_refused(text: str, counts: dict[str, int], field: str) -> None:
+    with pytest.raises(JobError) as caught:
+        resolved(text, **counts)
+    assert caught.value.field == field
+    assert str(2**20) in caught.value.rule
+    assert caught.value.fix == "use fewer GPUs"
+
+
+def test_more_microbatches_than_a_plan_can_list_are_refused_with_the_limit() -> None:
+    with pytest.raises(JobError) as caught:
+        resolved("pp=4,dp=1", global_batch=10**12)
+    assert caught.value.value == 10**12
+    assert str(2**20) in caught.value.rule
+    assert "--micro-batch" in caught.value.fix
+    assert resolved("pp=4,dp=1", global_batch=10**12, micro_batch=10**11).sizes == (10**11,) * 10
