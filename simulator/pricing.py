@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cost_models.errors import CostModelError
 from cost_models.price import CollectiveKind, CostModel, Price, Provenance
 from simulator import rules
+from simulator.errors import PlanError
 from simulator.plan import NONE, SEND_KINDS, DevicePlan, Group, Plan, TaskKind, Work
 
 PROVENANCES = tuple(Provenance)
@@ -40,6 +41,19 @@ class PriceTable:
     low_s: npt.NDArray[np.float64]
     high_s: npt.NDArray[np.float64]
     provenance_s: npt.NDArray[np.float64]
+
+
+def whole_ns(seconds: float, *, of: str) -> int:
+    """Return priced seconds as whole ns; raises PlanError for a time that no simulation can hold."""
+    if not rules.within_range(seconds * rules.NS_PER_S):
+        raise PlanError(
+            where="workload",
+            field=f"time of a {of}",
+            value=f"{seconds:.3g} s",
+            rule=f"must be at most 2^62 ns = {rules.MAX_TIME_NS / rules.NS_PER_S:.3g} s",
+            fix="lower the sizes of the job, or check the units of the hardware: prices are in seconds",
+        )
+    return rules.duration_ns(seconds)
 
 
 def price_tasks(plan: Plan, cost_model: CostModel) -> tuple[PriceTable, npt.NDArray[np.int64]]:
@@ -96,7 +110,7 @@ class _Pricer:
     def table(self) -> PriceTable:
         rows = [*self.rows, _Row(num_kernels=0)]
         return PriceTable(
-            duration_ns=np.array([rules.duration_ns(row.seconds) for row in rows], dtype=np.int64),
+            duration_ns=np.array([whole_ns(row.seconds, of="task") for row in rows], dtype=np.int64),
             num_kernels=np.array([row.num_kernels for row in rows], dtype=np.int64),
             seconds=np.array([row.seconds for row in rows]),
             low_s=np.array([row.low_s for row in rows]),

@@ -17,7 +17,7 @@ from simulator import rules
 from simulator.errors import PlanError
 from simulator.matching import Matching, match_tasks
 from simulator.plan import COMPUTE_KINDS, NONE, IndexLists, Plan
-from simulator.pricing import PriceTable, price_tasks
+from simulator.pricing import PriceTable, price_tasks, whole_ns
 
 Ints = npt.NDArray[np.int64]
 COMPUTE_VALUES = np.array(sorted(COMPUTE_KINDS), dtype=np.int64)
@@ -150,7 +150,7 @@ def _joined(lists: list[IndexLists], firsts: Ints) -> IndexLists:
 def _launch_ns(kernels: Ints, cost_model: CostModel) -> Ints:
     distinct, inverse = np.unique(kernels, return_inverse=True)
     launch_s = cost_model.launch_overhead_s
-    times = [rules.duration_ns(int(count) * launch_s) for count in distinct]
+    times = [whole_ns(int(count) * launch_s, of="kernel launch") for count in distinct]
     return np.array(times, dtype=np.int64)[inverse]
 
 

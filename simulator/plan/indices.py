@@ -1,14 +1,15 @@
-"""Numbers of a plan that point at something: every one must point at something that exists."""
+"""Numbers of a plan that point at something must point at something that exists; its facts must be counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.plan.buffers import MemoryClass
+from simulator.plan.mesh import GROUP_AXES
 from simulator.plan.plan import TASK_COLUMNS, DevicePlan, IndexLists, Plan
 from simulator.plan.task import COLLECTIVE_KINDS, COMPUTE_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
 
@@ -17,7 +18,7 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One number that points nowhere: its place as a path, the value, and what it must be."""
+    """One number that points nowhere or counts nothing: its place as a path, the value, what it must be."""
 
     place: str
     value: int | str
@@ -30,6 +31,7 @@ def faults(plan: Plan) -> Iterator[Fault]:
     A device plan with ragged columns yields that alone: nothing else can be said about it.
     """
     yield from _rank_faults(plan)
+    yield from _fact_faults(plan)
     yield from _model_faults(plan)
     yield from _group_faults(plan)
     for number, device in enumerate(plan.device_plans):
@@ -38,6 +40,24 @@ def faults(plan: Plan) -> Iterator[Fault]:
         yield from ragged
         if not ragged:
             yield from _device_faults(plan, device, place)
+
+
+def _fact_faults(plan: Plan) -> Iterator[Fault]:
+    training = plan.training
+    for name in ("seq_len", "global_batch"):
+        if getattr(training, name) < 1:
+            yield Fault(place=f"training.{name}", value=getattr(training, name), rule="must be >= 1")
+    for number, size in enumerate(training.micro_batch_sizes):
+        if size < 1:
+            yield Fault(place=f"training.micro_batch_sizes[{number}]", value=size, rule="must be >= 1")
+    replica_batch = sum(training.micro_batch_sizes)
+    if replica_batch * plan.replicas != training.global_batch:
+        rule = f"must be {plan.replicas} replicas x {replica_batch} sequences in their microbatches"
+        yield Fault(place="training.global_batch", value=training.global_batch, rule=rule)
+    for field in fields(plan.model):
+        value = getattr(plan.model, field.name)
+        if isinstance(value, int) and value < 0:
+            yield Fault(place=f"model.{field.name}", value=value, rule="must be >= 0")
 
 
 def _model_faults(plan: Plan) -> Iterator[Fault]:
@@ -66,6 +86,9 @@ def _group_faults(plan: Plan) -> Iterator[Fault]:
     for number, group in enumerate(plan.groups):
         place = f"groups[{number}]"
         ranks = [rank for member in group.members for rank in member]
+        if group.axis not in GROUP_AXES:
+            rule = f"must be one of {', '.join(GROUP_AXES)}"
+            yield Fault(place=f"{place}.axis", value=group.axis, rule=rule)
         if not group.members or {len(member) for member in group.members} != {len(group.members[0])}:
             yield Fault(place=f"{place}.members", value=group.name, rule="must be sets of one size")
         if len(set(ranks)) < len(ranks):

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from cost_models.errors import check_invariant
 
+GROUP_AXES = ("tp", "cp", "ep", "dp", "pp", "world")
+"""What a group of ranks may communicate for; attribution has one label for each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:

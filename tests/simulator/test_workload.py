@@ -123,14 +123,31 @@ def test_a_price_that_is_no_number_or_outside_its_band_names_the_work(seconds, l
     assert "hardware" in caught.value.fix
 
 
-def test_a_step_beyond_two_to_the_62_ns_is_refused():
+@pytest.mark.parametrize(
+    ("price_ns", "tasks", "field"),
+    [(2**62 + 2**12, 1, "time of a task"), (10**30, 1, "time of a task"), (2**61, 3, "total time")],
+)
+def test_a_step_beyond_two_to_the_62_ns_is_refused(price_ns, tasks, field):
     class Slow(FakeCostModel):
         def operation(self, operation):
-            return exact_price(2**62 + 2**12)
+            return exact_price(price_ns)
+
+    builder = PlanBuilder()
+    for microbatch in range(tasks):
+        builder.devices[0].compute("a", 1, microbatch=microbatch)
+    with pytest.raises(PlanError) as caught:
+        build_workload(builder.build(), Slow())
+    assert caught.value.field == field
+    assert "seconds" in caught.value.fix
+
+
+def test_a_launch_that_takes_longer_than_any_time_is_refused():
+    class Stuck(FakeCostModel):
+        launch_overhead_s = 1e308
 
     builder = PlanBuilder()
     builder.devices[0].compute("a", 1, microbatch=0)
     with pytest.raises(PlanError) as caught:
-        build_workload(builder.build(), Slow())
-    assert caught.value.field == "total time"
-    assert "seconds" in caught.value.fix
+        build_workload(builder.build(), Stuck())
+    assert caught.value.field == "time of a kernel launch"
+    assert "units" in caught.value.fix

@@ -292,6 +292,11 @@ def test_a_wrong_key_or_type_is_named_by_its_path(path, value, rule):
         ("groups[0].members", [[0, 9]], "groups[0].members", "must be in 0..3"),
         ("groups[0].pipeline_ranks", [2], "groups[0].pipeline_ranks", "must be in 0..1"),
         ("mesh.axes[2]", ["dp", 0], "mesh.axes.dp", "must be >= 1"),
+        ("training.seq_len", 0, "training.seq_len", "must be >= 1"),
+        ("training.micro_batch_sizes[0]", -1, "training.micro_batch_sizes[0]", "must be >= 1"),
+        ("training.global_batch", 10**9, "training.global_batch", "replicas x"),
+        ("model.layers", -1, "model.layers", "must be >= 0"),
+        ("groups[0].axis", "x", "groups[0].axis", "must be one of tp, cp, ep, dp, pp, world"),
         ("mesh.axes[3]", ["pp", 4], "mesh.axes.pp", "must be the number of device plans, 2"),
     ],
 )
@@ -357,3 +362,9 @@ def test_the_format_description_names_every_key_of_the_file():
     document = json.loads(plan_to_bytes(pipeline_plan()))
     document["directives"] = []
     assert keys(document) <= described
+
+
+def test_a_number_with_more_digits_than_python_converts_is_no_plan():
+    error = refused('{"kind": "piper-plan", "schema_version": ' + "9" * 5000 + "}")
+    assert error.field == "file"
+    assert "is not valid JSON" in error.rule
