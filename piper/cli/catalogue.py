@@ -60,6 +60,8 @@ def _table(entries: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> 
 def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_cell, value))
+    if value is None:
+        return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

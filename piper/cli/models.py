@@ -30,7 +30,9 @@ def models(model: str | None, as_json: bool) -> None:
     from piper.models import CATALOGUE, find_model
 
     if model is not None:
-        show_entry(_detail(find_model(model)), as_json=as_json)
+        source = find_model(model)
+        counted = {} if source.family is not None else _counted(source)
+        show_entry(_detail(source) | counted, as_json=as_json)
         return
     entries = [_detail(find_model(name)) for name in CATALOGUE]
     columns = {
@@ -46,7 +48,7 @@ def models(model: str | None, as_json: bool) -> None:
 
 
 def _detail(source: ModelSource) -> dict[str, Any]:
-    """Describe a model; of a factory the counts are null, they are known after capture."""
+    """Describe a model; what a factory's module does not tell is null."""
     facts = plain(source.facts) if source.facts is not None else {}
     return {
         "model": source.name,
@@ -64,3 +66,10 @@ def _detail(source: ModelSource) -> dict[str, Any]:
         "assumed": list(source.assumed),
         "source": source.origin,
     }
+
+
+def _counted(source: ModelSource) -> dict[str, Any]:
+    """Count the parameters of a factory's module, a tied one once; nothing is allocated."""
+    module = source.build(dtype="fp32", device="meta")
+    count = sum(parameter.numel() for parameter in module.parameters())
+    return {"n_parameters": count, "n_active_parameters": count}

@@ -204,6 +204,45 @@ def test_plot_and_report_take_folders_results_and_traces(
     assert "<title>Two</title>" in page.read_text()
 
 
+MODULE = """
+import piper
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(11, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens, labels):
+        with piper.annotate("PP"):
+            first = self.embedding(tokens)
+        with piper.annotate("PP"), piper.annotate("LAYER"):
+            hidden = self.middle(first)
+        with piper.annotate("PP"):
+            scores = self.head(hidden + first).float()
+            return cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+"""
+
+
+def test_an_own_module_is_counted_simulated_and_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    model = "own_module:Model"
+    detail = object_of(["models", model], capsys)
+    assert (detail["n_parameters"], detail["layers"]) == (11 * 4 + 4 * 4 + 4, None)
+    job = [model, "--seq-len", "6", "--global-batch", "4", "--strategy", "pp=3"]
+    assert object_of(["simulate", *job], capsys)["n_parameters"] == detail["n_parameters"]
+    trained = object_of(["run", *job, "--local", "3", "--steps", "2", "--verify"], capsys)
+    assert trained["verified"] is True
+    assert trained["max_relative_error"] == {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
+
+
 def test_models_show_exact_counts_and_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
     found = object_of(["models", LLAMA], capsys)
     assert (found["n_parameters"], found["n_active_parameters"]) == (8_030_261_248, 8_030_261_248)
