@@ -57,6 +57,7 @@ class Recorder(TorchDispatchMode):
         vocabulary: how many token numbers the model can take.
         unannotated: operators that ran outside of every scope, in order.
         outside: whether anything at all, views too, ran outside of every scope.
+        averaged: storages of scalars that are means, not sums.
         foreign: tensors that nobody made (constants held in attributes).
         opened: stacks at the opening of each scope, in order.
         backward: set while the backward pass runs.
@@ -83,6 +84,7 @@ class Recorder(TorchDispatchMode):
         self.vocabulary = Vocabulary(inputs)
         self.unannotated: list[str] = []
         self.outside = False
+        self.averaged: set[int] = set()
         self.foreign: list[str] = []
         self.opened: list[Stack] = []
         self.backward = False
@@ -228,6 +230,8 @@ class Recorder(TorchDispatchMode):
         else:
             self._link_values(event, segment)
             self.vocabulary.note(event.op, event.args)
+            if _averages(event):
+                self.averaged.add(self.book.storage_of(event.writes[0]).number)
         if segment is not None and not event.free:
             self._add_operation(event, segment)
 
@@ -389,6 +393,13 @@ def _pass_of(record: Record, *, backward: bool) -> PassRecord:
 
 def _backward_operations(record: Record) -> list[Operation]:
     return record.extra_backward if isinstance(record, ReplayRecord) else record.backward.operations
+
+
+def _averages(event: _Event) -> bool:
+    """Return whether an operator makes one mean of everything; argument 3 of cross-entropy is 1 then."""
+    if event.op == "nll_loss_forward":
+        return bool(event.args[3] == 1)
+    return event.op == "mean" and event.writes[0].dim() == 0
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -137,6 +137,11 @@ def _checked_loss(loss: object, recorder: Recorder, *, grad: bool) -> Value:
             rule="must return the summed token loss (fp32, no dimension)",
             fix='end with F.cross_entropy(logits.float(), labels, reduction="sum")',
         )  # fmt: skip
+    if recorder.book.storage_of(loss).number in recorder.averaged:
+        raise ModelError(
+            where=where, field="loss", value="a mean", rule="must be the sum of token losses",
+            fix='give F.cross_entropy reduction="sum": the step divides by all tokens of the global batch',
+        )  # fmt: skip
     value = recorder.book.value_of(loss)
     if value is None or value.producer < 0 or (grad and not loss.requires_grad):
         raise ModelError(

@@ -50,6 +50,35 @@ def test_a_dtype_that_cannot_be_captured_is_refused(dtype, tmp_path):
     assert caught.value.field == "dtype"
 
 
+@pytest.mark.parametrize(
+    "average",
+    [
+        lambda scores, labels: F.cross_entropy(scores, labels),
+        lambda scores, labels: F.cross_entropy(scores, labels, reduction="none").mean(),
+        lambda scores, labels: F.nll_loss(F.log_softmax(scores, dim=-1), labels, reduction="mean"),
+    ],
+    ids=["cross_entropy", "mean", "nll_loss"],
+)
+def test_a_mean_loss_is_refused(average):
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            return average(self.head(self.embed(tokens)).float().flatten(0, 1), labels.flatten())
+
+    error = refused(forward)
+    assert error.field == "loss"
+    assert 'reduction="sum"' in error.fix
+
+
+def test_a_sum_that_uses_means_on_the_way_is_a_sum():
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            x = self.embed(tokens)
+            scores = self.head(x * x.mean()).float().flatten(0, 1)
+            return F.cross_entropy(scores, labels.flatten(), reduction="mean") * labels.numel()
+
+    assert capture(WithForward(forward), **SIZES).segments
+
+
 def test_at_most_sixteen_unannotated_operators_are_named():
     names = ["abs", "neg", "exp", "log", "sin", "cos", "tan", "tanh", "sqrt", "rsqrt", "floor", "ceil", "erf",
              "sign", "sigmoid", "square", "log2", "exp2", "sinh", "cosh"]  # fmt: skip
