@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -223,8 +224,13 @@ def _rejected(outcome: Outcome, best_s: float | None) -> list[dict[str, Any]]:
             "count": len(values),
             "best_s": min((v for v in values if v is not None), default=None),
         }
-        for (family, reason), values in rows.items()
+        for (family, reason), values in sorted(rows.items(), key=lambda row: _numbers_in(row[0][0]))
     ]
+
+
+def _numbers_in(family: str) -> list[int]:
+    """Return the numbers of a family, so that `pp=8` comes before `pp=16`."""
+    return [int(number) for number in re.findall(r"\d+", family)]
 
 
 def _why_not(outcome: Outcome, wanted: Mapping[str, str], ranked: list[Record]) -> dict[str, Any]:

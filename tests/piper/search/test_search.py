@@ -72,6 +72,13 @@ def test_counts_add_up_to_the_space() -> None:
     assert found["ended_by"] == "bound"
 
 
+def test_families_are_listed_by_their_degrees() -> None:
+    families = list(dict.fromkeys(row["family"] for row in searched(top=2)["rejected"]))
+    degrees = [int(family.split(",")[0].removeprefix("pp=")) for family in families]
+    assert degrees == sorted(degrees)
+    assert len(set(degrees)) > 2
+
+
 def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
     assert without_timings(searched(jobs=2, top=2)) == without_timings(searched(jobs=1, top=2))
 
