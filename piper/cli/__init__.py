@@ -8,9 +8,11 @@ so that `--help` and small commands start fast; they raise, and `main` alone tur
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 COMMANDS = {
@@ -31,6 +33,9 @@ COMMANDS = {
 """Command -> (module:function, one line of help). The order is that of `piper --help`."""
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 COLLECT_AFTER = 200_000
 """New objects between two passes of the garbage collector; the default of 700 costs a third of a start."""
 
@@ -43,10 +48,24 @@ def run_process() -> NoReturn:
     would add half a second (mypy leaves in the same way).
     """
     gc.set_threshold(COLLECT_AFTER)
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        _open_streams()
+        code = main()
+    except KeyboardInterrupt:  # while modules are still imported
+        code = INTERRUPTED
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
+
+
+def _open_streams() -> None:
+    """Write to nowhere what was closed (`>&-`), and ? for what the encoding of stdout lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

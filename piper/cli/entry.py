@@ -6,12 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from cost_models.errors import InputError, nearest
-from piper.cli import COMMANDS
-from piper.cli.failures import INTERRUPTED, Failure, failure_of
+from piper.cli import COMMANDS, INTERRUPTED
+from piper.cli.failures import Failure, failure_of
 
 
 class CommandTable(click.Group):
@@ -83,7 +84,8 @@ def _report(failure: Failure, *, as_json: bool) -> int:
     if as_json:
         import json
 
-        click.echo(json.dumps(failure.json_object, allow_nan=False))
+        with suppress(OSError):  # stdout takes no more: the message and the exit code still tell
+            click.echo(json.dumps(failure.json_object, allow_nan=False))
     colour = False if os.environ.get("NO_COLOR") else None
     click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True, color=colour)
     if failure.fix:

@@ -20,8 +20,6 @@ from cost_models.errors import InputError, nearest
 from piper.errors import DoesNotFitError, RunFailedError
 from simulator.errors import IllegalPlanError
 
-INTERRUPTED = 130
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:

@@ -66,8 +66,13 @@ def _predict_plan(
     target: str, strategy: str, *, job: dict[str, Any], steps: int | str, engine: str
 ) -> tuple[Plan, Result]:
     from piper.predict import predict_plan
+    from simulator.errors import IllegalPlanError
+    from simulator.plan.check import check_plan
 
     plan = _read_plan(target, strategy, job)
+    violations = check_plan(plan)
+    if violations:  # a file can be edited, and figures of a plan that loses work would mislead
+        raise IllegalPlanError(where=target, violations=[str(violation) for violation in violations])
     hardware = {name: job[name] for name in ("cluster", "stack") if job[name] is not None}
     found = predict_plan(plan, steps=steps, engine=engine, **hardware)
     return plan, Result(name=target, summary=found.result, timeline=found.timeline)

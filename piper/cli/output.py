@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import click
 
 from piper.errors import JobError
 
+PICTURES = (".png", ".svg")
 _PATIENCE_S = 2.0
 _PERIOD_S = 0.5
 _CLEAR = "\033[K"
@@ -22,38 +24,93 @@ _CLEAR = "\033[K"
 
 
 def emit(result: Mapping[str, Any], *, as_json: bool, text: Callable[[], str]) -> None:
-    """Print the object, or the text that people read."""
-    click.echo(to_json(result) if as_json else text())
+    """Print the object, or the text that people read; raises JobError when stdout takes no more."""
+    shown = to_json(result) if as_json else text()
+    try:
+        click.echo(shown)
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise JobError(
+            where="stdout",
+            field="output",
+            value=f"{len(shown)} characters",
+            rule=f"cannot be written: {problem.strerror}",
+            fix="write to a device with room, or close none of the standard streams",
+        ) from problem
 
 
 def to_json(result: Mapping[str, Any]) -> str:
-    """Write strict JSON (no NaN), keys in the order in which they were made."""
-    return json.dumps(result, allow_nan=False, ensure_ascii=False)
+    """Write strict JSON (no NaN) that any encoding can hold, keys in the order in which they were made."""
+    return json.dumps(result, allow_nan=False)
 
 
 def write_text(path: str, content: str, *, option: str) -> Path:
     """Write a file that the user asked for; a folder that is not there is made."""
     target = prepared(path, option=option)
-    target.write_text(content, encoding="utf-8")
+    try:
+        target.write_text(content, encoding="utf-8")
+    except OSError as problem:
+        raise _unwritable(path, problem, option=option, kind="file in a folder") from None
     return target
 
 
 def prepared(path: str, *, option: str) -> Path:
-    """Return the path after making its folder; a path that cannot be written is bad input."""
+    """Return the path after making its folder and trying to write it; a new file is not left behind.
+
+    Asked before the work begins, so that no result is lost to a path that cannot be written.
+    Raises: JobError.
+    """
     target = Path(path)
     try:
+        if not path:
+            raise ValueError("a path is not empty")
         target.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not target.exists()
         with target.open("ab"):
             pass
-    except OSError as problem:
+        if is_new:
+            target.unlink()
+    except (OSError, ValueError) as problem:
+        raise _unwritable(path, problem, option=option, kind="file in a folder") from None
+    return target
+
+
+def prepared_picture(path: str, *, option: str) -> Path:
+    """Return the path of a picture as `prepared` does; raises JobError for other formats than PNG and SVG."""
+    if Path(path).suffix.lower() not in PICTURES:
         raise JobError(
             where="command line",
             field=option,
             value=path,
-            rule=f"cannot be written: {problem.strerror}",
-            fix="name a file in a folder that you may write",
-        ) from None
+            rule=f"must end in {' or '.join(PICTURES)}",
+            fix=f"write {Path(path).stem or 'plot'}.png",
+        )
+    return prepared(path, option=option)
+
+
+def prepared_folder(path: str, *, option: str) -> Path:
+    """Return the folder after making it and trying to write in it; raises JobError."""
+    target = Path(path)
+    try:
+        if not path:
+            raise ValueError("a path is not empty")
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target):
+            pass
+    except (OSError, ValueError) as problem:
+        raise _unwritable(path, problem, option=option, kind="folder") from None
     return target
+
+
+def _unwritable(path: str, problem: Exception, *, option: str, kind: str) -> JobError:
+    return JobError(
+        where="command line",
+        field=option,
+        value=path,
+        rule=f"cannot be written: {getattr(problem, 'strerror', None) or problem}",
+        fix=f"name a {kind} that you may write",
+    )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from piper.cli.options import json_option
-from piper.cli.output import emit, prepared, progress
+from piper.cli.output import emit, prepared_picture, progress
 
 
 @click.command()
@@ -28,6 +28,7 @@ def plot(*, source: str, output: str, memory: bool, as_json: bool) -> None:
     from simulator.timeline.plots import plot_memory, plot_timeline
 
     timeline = load_result(source).timeline
+    target = prepared_picture(output, option="--output")
     with progress(f"drawing {source}"):
-        path = (plot_memory if memory else plot_timeline)(timeline, prepared(output, option="--output"))
+        path = (plot_memory if memory else plot_timeline)(timeline, target)
     emit({"schema_version": 1, "file": str(path)}, as_json=as_json, text=lambda: f"wrote {path}")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from piper.cli.options import KeyValue, PositiveInt, PositiveNumber, job_options, json_option
-from piper.cli.output import emit, progress
+from piper.cli.output import emit, prepared_folder, progress
 from piper.errors import JobError
 
 
@@ -51,6 +51,8 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
     stated["why_not"] = _pairs(stated["why_not"])
     if stated.get("clip_grad_norm") == 0:
         stated["clip_grad_norm"] = None
+    if out is not None:
+        prepared_folder(out, option="--out")
     with progress(f"searching {model}") as say:
         found = search_strategies(SearchRequest(model=model, **stated), on_progress=say)
     if out is not None:

@@ -10,7 +10,7 @@ import click
 from piper.cli.failures import ResultDoesNotFitError
 from piper.cli.jobs import predict_target
 from piper.cli.options import PositiveInt, job_options, json_option, strategy_option
-from piper.cli.output import emit, prepared, progress
+from piper.cli.output import emit, prepared, prepared_folder, prepared_picture, progress
 from piper.report.result import Result
 from simulator.plan import Plan
 
@@ -58,10 +58,11 @@ def simulate(
       piper simulate llama3-8b --gpus 64 --strategy pp=4,dp=16,zero=1,recompute=full --global-batch 512
       piper simulate examples/llama3-8b/config.json --strategy pp=2,dp=4 --trace trace.json --plot t.png
     """
-    files = {name: given.pop(name) for name in ("out", "trace", "plot", "memory_plot", "plan_out")}
+    files = {name: given.pop(name) for name in ("out", *_PREPARE)}
+    targets = _targets({name: path for name, path in files.items() if path is not None})
     with progress(f"simulating {target}"):
         plan, result = predict_target(target, strategy, job=given, steps=steps or "auto", engine=engine)
-        written = _write(files, plan, result)
+        written = _write(targets, plan, result)
     if as_json and require_fit and not result.summary["fits"]:
         raise ResultDoesNotFitError(dict(result.summary))
     emit(result.summary, as_json=as_json, text=lambda: "\n".join([str(result), *_notes(written)]))
@@ -69,28 +70,39 @@ def simulate(
         raise ResultDoesNotFitError(dict(result.summary))
 
 
-def _write(files: dict[str, str | None], plan: Plan, result: Result) -> list[Path]:
+_PREPARE = {
+    "trace": prepared,
+    "plot": prepared_picture,
+    "memory_plot": prepared_picture,
+    "plan_out": prepared,
+}
+
+
+def _targets(files: dict[str, str]) -> dict[str, Path]:
+    """Return where to write what was asked for; raises JobError, before the work, for what cannot be."""
+    prepare = _PREPARE | {"out": prepared_folder}
+    return {name: prepare[name](path, option=f"--{name.replace('_', '-')}") for name, path in files.items()}
+
+
+def _write(targets: dict[str, Path], plan: Plan, result: Result) -> list[Path]:
     """Write what was asked for; return the paths."""
-    written = []
-    if files["out"]:
-        written.append(result.save(files["out"]))
-    if files["trace"]:
+    if "out" in targets:
+        result.save(targets["out"])
+    if "trace" in targets:
         from simulator.timeline.chrome import write_chrome_trace
 
-        written.append(prepared(files["trace"], option="--trace"))
-        write_chrome_trace(result.timeline, written[-1], plan=plan)
-    if files["plot"]:
-        written.append(result.plot(prepared(files["plot"], option="--plot")))
-    if files["memory_plot"]:
+        write_chrome_trace(result.timeline, targets["trace"], plan=plan)
+    if "plot" in targets:
+        result.plot(targets["plot"])
+    if "memory_plot" in targets:
         from simulator.timeline.plots import plot_memory
 
-        written.append(plot_memory(result.timeline, prepared(files["memory_plot"], option="--memory-plot")))
-    if files["plan_out"]:
+        plot_memory(result.timeline, targets["memory_plot"])
+    if "plan_out" in targets:
         from simulator.plan.codec import save_plan
 
-        written.append(prepared(files["plan_out"], option="--plan-out"))
-        save_plan(plan, written[-1])
-    return written
+        save_plan(plan, targets["plan_out"])
+    return list(targets.values())
 
 
 def _notes(written: list[Path]) -> list[str]:
