@@ -19,7 +19,7 @@ help:
 	@echo "clean      remove $(VENV), caches, out/ and build products"
 
 install: $(STAMP)
-	@echo "install: $(VENV) is up to date; try: $(BIN)/piper simulate llama3-8b --gpus 8"
+	@echo "install: $(VENV) is up to date; try: $(BIN)/piper simulate llama3-8b --gpus 64 --strategy pp=4,dp=16,zero=1"
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "install: creating $(VENV) with the versions of constraints.txt (torch is large: this takes minutes once)"

@@ -10,7 +10,7 @@ import click
 import pytest
 
 import piper as piper_package
-from piper.cli import COMMANDS
+from piper.cli import COMMANDS, main
 from piper.cli.entry import piper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,25 @@ def test_every_command_line_that_is_shown_can_be_parsed(line: str) -> None:
 
 def test_enough_command_lines_were_found() -> None:
     assert len(LINES) > 2 * len(COMMANDS)
+
+
+def shown_outputs() -> list[tuple[str, list[str]]]:
+    """Return (command line, lines shown below it) of each prediction in the README (renew: paste)."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(\$ .*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    runs = [run for block in blocks for run in re.sub(r" *\\\n *", " ", block).split("$ piper ")[1:]]
+    found = [(run.splitlines()[0], run.splitlines()[1:]) for run in runs]
+    return [(line, shown) for line, shown in found if line.startswith(("simulate", "compare"))]
+
+
+@pytest.mark.parametrize(("line", "shown"), shown_outputs(), ids=[line for line, _ in shown_outputs()])
+def test_the_readme_shows_what_its_predictions_print(
+    line: str, shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(shlex.split(line))
+    printed = capsys.readouterr()
+    lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+    assert [text for text in shown if text and text not in lines] == []
 
 
 def test_the_strategy_file_in_the_documents_compiles(tmp_path: Path) -> None:
