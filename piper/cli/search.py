@@ -47,7 +47,7 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
 
     stated = {name: value for name, value in given.items() if value is not None}
     stated["time_limit_s"] = stated.pop("time_limit", None)
-    stated["pin"] = dict(stated["pin"])
+    stated["pin"] = _pinned(stated["pin"])
     stated["why_not"] = _pairs(stated["why_not"])
     if stated.get("clip_grad_norm") == 0:
         stated["clip_grad_norm"] = None
@@ -61,6 +61,21 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
     emit(found.to_json(), as_json=as_json, text=lambda: describe_search(found.to_json()) + note)
     if found.interrupted:
         raise KeyboardInterrupt
+
+
+def _pinned(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return dimension -> value; raises JobError for one that is pinned to two values."""
+    pinned: dict[str, str] = {}
+    for name, value in pairs:
+        if pinned.setdefault(name, value) != value:
+            raise JobError(
+                where="command line",
+                field="--pin",
+                value=f"{name}={pinned[name]} and {name}={value}",
+                rule="contradict each other",
+                fix="keep one; --forbid leaves values out",
+            )
+    return pinned
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -21,8 +21,8 @@ from piper.errors import JobError
 from piper.predict import Job
 from piper.search.evaluate import Bounds, Evaluator, simulate_in_worker, start_worker
 from piper.search.outcome import Outcome, Record, SearchResult, Status
-from piper.search.space import Candidate, Space, enumerate_space
-from piper.strategy import Strategy
+from piper.search.space import Candidate, Space, enumerate_space, require_values
+from piper.strategy import Strategy, require_plannable
 
 ROUND_SIZE = 8
 """Simulations per round; a round is what one incumbent is compared with."""
@@ -197,6 +197,7 @@ def _job(request: SearchRequest) -> Job:
     from cost_models import load_cluster
 
     gpus = request.gpus or load_cluster(request.cluster).gpus_per_node
+    require_plannable(gpus)
     return Job(
         model=request.model,
         strategy=Strategy(),
@@ -214,7 +215,13 @@ def _job(request: SearchRequest) -> Job:
 def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
     pin = dict(request.pin)
     if request.micro_batch is not None:
+        if pin.get("micro_batch", str(request.micro_batch)) != str(request.micro_batch):
+            raise JobError(
+                where="--micro-batch", field="micro_batch", value=request.micro_batch,
+                rule=f"contradicts --pin micro_batch={pin['micro_batch']}", fix="give it once, or equal",
+            )  # fmt: skip
         pin["micro_batch"] = str(request.micro_batch)
+    require_values(tuple(request.why_not.items()), where="--why-not")
     space = enumerate_space(
         gpus=evaluator.job.gpus or 1,
         num_units=evaluator.num_units,
@@ -224,6 +231,10 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
     )
     if not space.candidates:
         reasons = sorted({reason for _, reason in space.illegal})
+        if not reasons:
+            pinned = " and ".join(f"{name}={value}" for name, value in pin.items())
+            gpus = evaluator.job.gpus
+            reasons = [f"nothing has {pinned} on {gpus} GPUs" if pinned else "everything is forbidden"]
         raise JobError(
             where="search",
             field="space",

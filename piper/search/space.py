@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 
-from cost_models.errors import nearest
+from cost_models.errors import nearest, whole_number
 from piper.errors import JobError
 from piper.strategy import Shorthand
 
@@ -15,6 +15,8 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 SCHEDULES = ("1f1b", "gpipe")
 ZERO_STAGES = (0, 1)
 RECOMPUTE = ("none", "full")
+_CHOICES = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "zero": tuple(map(str, ZERO_STAGES))}
+"""Dimensions that are not numbers, and their values as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -82,15 +84,11 @@ def enumerate_space(
         global_batch: sequences per step.
         pin: dimension -> the only value allowed.
         forbid: (dimension, value) pairs to leave out.
-    Raises: JobError for a dimension that does not exist.
+    Raises: JobError for a dimension or value that does not exist.
     """
     pinned = dict(pin or {})
-    for name in (*pinned, *(name for name, _ in forbid)):
-        if name not in DIMENSIONS:
-            raise JobError(
-                where="search", field="pin or forbid", value=name, rule="is no dimension of the search",
-                fix=nearest(name, DIMENSIONS),
-            )  # fmt: skip
+    require_values(tuple(pinned.items()), where="--pin")
+    require_values(forbid, where="--forbid")
     illegal: Counter[tuple[str, str]] = Counter()
     found: dict[Candidate, None] = {}
     size = duplicates = 0
@@ -109,6 +107,23 @@ def enumerate_space(
     return Space(candidates=tuple(sorted(found)), size=size, illegal=dict(illegal), duplicates=duplicates)
 
 
+def require_values(pairs: Sequence[tuple[str, str]], *, where: str) -> None:
+    """Raise JobError for a pair whose dimension, or value in it, no search has."""
+    for name, value in pairs:
+        if name not in DIMENSIONS:
+            raise JobError(
+                where=where, field="dimension", value=name, rule="is no dimension of the search",
+                fix=nearest(name, DIMENSIONS),
+            )  # fmt: skip
+        known = _CHOICES.get(name)
+        if known is None and not _numbers(value):
+            rule, fix = "must be a whole number >= 1", f"write for example {name}=2"
+            raise JobError(where=where, field=name, value=value, rule=rule, fix=fix)
+        if known is not None and value not in known:
+            rule = "is not searched in this version"
+            raise JobError(where=where, field=name, value=value, rule=rule, fix=nearest(value, known))
+
+
 def _points(gpus: int, pinned: Mapping[str, str]) -> Iterable[Candidate]:
     degrees = [d for d in range(1, gpus + 1) if gpus % d == 0]
     sizes = sorted({*MICRO_BATCHES, *_numbers(pinned.get("micro_batch"))})
@@ -123,7 +138,8 @@ def _points(gpus: int, pinned: Mapping[str, str]) -> Iterable[Candidate]:
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
-    return (int(text),) if text is not None and text.isdigit() and int(text) > 0 else ()
+    number = whole_number(text or "")
+    return (number,) if number else ()
 
 
 def _illegal(point: Candidate, *, num_units: int, global_batch: int) -> str:

@@ -110,6 +110,18 @@ def resolve(
     )
 
 
+def require_plannable(gpus: int, *, field: str = "gpus") -> None:
+    """Raise JobError for more devices than a plan may have."""
+    if gpus > MOST_GPUS:
+        raise JobError(
+            where="--gpus",
+            field=field,
+            value=gpus,
+            rule=f"is more than {MOST_GPUS}, the most that a plan may have",
+            fix="use fewer GPUs",
+        )
+
+
 def _degrees(
     strategy: Strategy, *, gpus: int | None, gpus_per_node: int, defaults: dict[str, object]
 ) -> tuple[int, int, int]:
@@ -121,7 +133,7 @@ def _degrees(
     if gpus is None:
         gpus = product if degrees else max(gpus_per_node, pp)
         defaults["gpus"] = gpus
-    _check_gpus(max(gpus, product), field="gpus" if gpus >= product else "pp x dp")
+    require_plannable(max(gpus, product), field="gpus" if gpus >= product else "pp x dp")
     if "dp" in degrees and product != gpus:
         raise StrategyError(
             where=strategy.where,
@@ -169,17 +181,6 @@ def _check_multiple(global_batch: int, dp: int) -> None:
             value=global_batch,
             rule=f"is no multiple of dp = {dp}",
             fix=f"use {valid}",
-        )
-
-
-def _check_gpus(gpus: int, *, field: str) -> None:
-    if gpus > MOST_GPUS:
-        raise JobError(
-            where="--gpus",
-            field=field,
-            value=gpus,
-            rule=f"is more than {MOST_GPUS}, the most that a plan may have",
-            fix="use fewer GPUs",
         )
 
 

@@ -180,7 +180,15 @@ def test_an_interrupted_search_keeps_what_it_has_and_exits_with_130(
 
 
 @pytest.mark.parametrize(
-    "option", [["--pin", "pp"], ["--why-not", "pp"], ["--pin", "pipeline=2"], ["--jobs", "0"]]
+    "option",
+    [
+        ["--pin", "pp"],
+        ["--why-not", "pp"],
+        ["--pin", "pipeline=2"],
+        ["--jobs", "0"],
+        ["--pin", "pp=2", "--pin", "pp=4"],
+        ["--why-not", "pipeline=2"],
+    ],
 )
 def test_search_refuses_what_it_cannot_read(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, *option]) == 2

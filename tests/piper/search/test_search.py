@@ -146,8 +146,15 @@ def test_saved_strategies_load_and_name_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "fix"),
     [
-        ({"pin": {"ppp": "2"}}, "pin or forbid", "did you mean 'pp'"),
-        ({"forbid": (("zeros", "1"),)}, "pin or forbid", "did you mean 'zero'"),
+        ({"pin": {"ppp": "2"}}, "dimension", "did you mean 'pp'"),
+        ({"forbid": (("zeros", "1"),)}, "dimension", "did you mean 'zero'"),
+        ({"why_not": {"ppp": "2"}}, "dimension", "did you mean 'pp'"),
+        ({"why_not": {"pp": "0"}}, "pp", "pp=2"),
+        ({"pin": {"pp": "²"}}, "pp", "pp=2"),
+        ({"pin": {"zero": "2"}}, "zero", "known: 0, 1"),
+        ({"forbid": (("schedule", "gpip"),)}, "schedule", "did you mean 'gpipe'"),
+        ({"micro_batch": 2, "pin": {"micro_batch": "4"}}, "micro_batch", "give it once"),
+        ({"gpus": 10**12}, "gpus", "use fewer GPUs"),
         ({"top": 0}, "top", "such as 10"),
         ({"jobs": 0}, "jobs", "such as 2"),
         ({"objective": "speed"}, "objective", "time"),
