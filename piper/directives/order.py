@@ -44,7 +44,7 @@ class Order(Directive):
                 rule="or filters must be given, not both", fix='write {"op": "order", "schedule": "1f1b"}',
             )  # fmt: skip
         if "schedule" in entry:
-            if not isinstance(entry["schedule"], str):
+            if not isinstance(entry["schedule"], str) or not entry["schedule"].strip():
                 raise StrategyError(
                     where=where,
                     field="order.schedule",
@@ -85,7 +85,7 @@ class Order(Directive):
         """Set the rows of all ranks, or of the rank whose stages the filters name."""
         if self.schedule is not None:
             check_invariant(bool(self.rows), f"schedule {self.schedule} was not expanded")
-            return replace(graph, rows=self.rows, schedule=self.schedule)
+            return replace(graph, rows=_without_missing_backwards(self.rows, graph), schedule=self.schedule)
         row = tuple(tuple(_task(f, where=self.where) for f in slot) for slot in self.filters)
         homes = sorted({self._home(graph, task) for slot in row for task in slot})
         if len(homes) != 1:
@@ -110,6 +110,16 @@ class Order(Directive):
                 fix=f"there are {graph.num_stages} stages and {len(graph.micro_batch_sizes)} microbatches",
             )  # fmt: skip
         return home
+
+
+def _without_missing_backwards(rows: Rows, graph: Graph) -> Rows:
+    """Leave out the backwards of stages that have none: nothing in or before them is trained."""
+    backward = {node.stage for node in graph.nodes if node.kind is TaskKind.B}
+    kept = (
+        (tuple(task for task in slot if task.kind is TaskKind.F or task.stage in backward) for slot in row)
+        for row in rows
+    )
+    return tuple(tuple(slot for slot in row if slot) for row in kept)
 
 
 def _task(which: Filter, *, where: str) -> TaskName:

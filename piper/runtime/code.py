@@ -130,7 +130,7 @@ class _Writer:
             inputs=tuple(values[number] for number in inputs),
             parameters=tuple(self.tensors[number].name for number in by_kind["parameter"]),
             buffers=tuple(self.tensors[number].name for number in by_kind["buffer"]),
-            outputs=tuple(_spec(self.tensors[number].tensor) for number in outputs),
+            outputs=tuple(_spec(self.tensors[number]) for number in outputs),
             keyed=keyed,
             source=source,
         )
@@ -215,7 +215,6 @@ def _name(number: int | None) -> str:
     return "_" if number is None else f"v{number}"
 
 
-def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(
-        shape=tuple(tensor.shape), dtype=NAMES[tensor.dtype], requires_grad=tensor.requires_grad
-    )
+def _spec(known: TracedTensor) -> TensorSpec:
+    tensor = known.tensor
+    return TensorSpec(shape=tuple(tensor.shape), dtype=NAMES[tensor.dtype], requires_grad=known.requires_grad)

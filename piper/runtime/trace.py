@@ -69,12 +69,14 @@ class TracedTensor:
     Args:
         segment: that made it; -1: a model input, parameter or buffer.
         tensor: the meta tensor itself.
+        requires_grad: when it was made; the tensor itself may change in place later.
         name: of a parameter or buffer, else "".
         kind: "made", "input", "parameter" or "buffer".
     """
 
     segment: int
     tensor: Tensor
+    requires_grad: bool
     kind: str
     name: str = ""
 
@@ -363,7 +365,11 @@ class _Tracer(TorchFunctionMode):
     def _add(self, tensor: Tensor, *, kind: str, name: str = "") -> int:
         number = len(self.tracing.tensors)
         segment = len(self.tracing.segments) - 1 if kind == "made" else -1
-        self.tracing.tensors.append(TracedTensor(segment=segment, tensor=tensor, kind=kind, name=name))
+        self.tracing.tensors.append(
+            TracedTensor(
+                segment=segment, tensor=tensor, requires_grad=tensor.requires_grad, kind=kind, name=name
+            )
+        )
         self._needs_grad.append(tensor.requires_grad)
         self._numbers[id(tensor)] = number
         self._keys[_key(tensor)] = number

@@ -60,16 +60,19 @@ def gather_evidence(context: RankContext, step: StepState) -> list[Evidence] | N
     pieces = [part for i in buckets for part in (step.evidence[i], buckets[i].parameters.float())]
     losses: list[Any] | None = [None] * plan.num_ranks if context.rank == 0 else None
     dist.gather_object(step.losses, losses, dst=0, group=control)
+    flat = torch.cat([torch.empty(0), *pieces])
     if losses is None:
-        dist.send(torch.cat(pieces), dst=0, group=control)
+        if pieces:  # a rank without trained parameters has nothing to show
+            dist.send(flat, dst=0, group=control)
         return None
-    own = _unpack(plan, 0, torch.cat(pieces), losses=losses[0])
+    own = _unpack(plan, 0, flat, losses=losses[0])
     return [own, *(_receive(context, rank, losses[rank]) for rank in range(1, plan.num_ranks))]
 
 
 def _receive(context: RankContext, rank: int, losses: dict[int, float]) -> Evidence:
     flat = torch.empty(sum(length for _, pair in _layout(context.plan, rank) for length in pair))
-    dist.recv(flat, src=rank, group=context.groups.control)
+    if flat.numel():
+        dist.recv(flat, src=rank, group=context.groups.control)
     return _unpack(context.plan, rank, flat, losses=losses)
 
 

@@ -47,7 +47,12 @@ def captured(size: int, options: tuple[tuple[str, object], ...]) -> CapturedMode
             CapturedSegment(
                 name=f"segment{i}", tags=code.tags, parameters=code.parameters, inputs=code.inputs,
                 outputs=tuple(
-                    TensorSpec(shape=o.shape, dtype=o.dtype, batch_dim=0 if o.shape else None)
+                    TensorSpec(
+                        shape=o.shape,
+                        dtype=o.dtype,
+                        batch_dim=0 if o.shape else None,
+                        requires_grad=o.requires_grad,
+                    )
                     for o in code.outputs
                 ),
                 forward=NOTHING, forward_no_grad=NOTHING, backward=NOTHING, saved_bytes=8,

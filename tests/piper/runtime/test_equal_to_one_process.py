@@ -38,6 +38,8 @@ LAYOUTS = {
         {"micro_batch": 3},
         {"crossing": True, "dropout": 0.1},
     ),
+    "frozen stages": ("pp=6", {"clip": 0.1}, {"frozen": 2}),
+    "frozen stages, recompute, zero 1": ("pp=3,dp=2,zero=1,recompute=full", {}, {"frozen": 3}),
     "zero 1 without replicas": ("pp=2,zero=1", {}, {}),
 }
 

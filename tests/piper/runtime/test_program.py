@@ -54,16 +54,16 @@ def test_segments_give_the_modules_loss_and_gradients_bit_by_bit(options: dict[s
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_capture_and_trace_see_the_same_segments(tied: bool) -> None:
-    module = build(toy(tied=tied), dtype="fp32", device="meta", seq_len=SEQ)
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"crossing": True}, {"frozen": 2}])
+def test_capture_and_trace_see_the_same_segments(options: dict[str, Any]) -> None:
+    module = build(toy(**options), dtype="fp32", device="meta", seq_len=SEQ)
     seen = capture(module, micro_batch=1, seq_len=SEQ, dtype="fp32", dedupe=False)
-    codes = program(1, (("tied", tied),) if tied else ()).segments[1]
+    codes = program(1, tuple(options.items())).segments[1]
     assert [s.inputs for s in seen.segments] == [c.inputs for c in codes]
     assert [s.parameters for s in seen.segments] == [c.parameters for c in codes]
     assert [s.tags for s in seen.segments] == [c.tags for c in codes]
-    assert [[(o.shape, o.dtype) for o in s.outputs] for s in seen.segments] == [
-        [(o.shape, o.dtype) for o in c.outputs] for c in codes
+    assert [[(o.shape, o.dtype, o.requires_grad) for o in s.outputs] for s in seen.segments] == [
+        [(o.shape, o.dtype, o.requires_grad) for o in c.outputs] for c in codes
     ]
 
 

@@ -1,6 +1,7 @@
 """A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds.
 
-`crossing` lets every layer take tensors from several stages before, and the embedding's weight.
+`crossing` lets every layer take tensors from several stages before, and the embedding's weight; `frozen`
+layers, and what is below them, are not trained.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ class Block(nn.Module):
 
 class Toy(nn.Module):
     def __init__(
-        self, *, layers: int = 4, tied: bool = False, dropout: float = 0.0, crossing: bool = False
+        self,
+        *,
+        layers: int = 4,
+        tied: bool = False,
+        dropout: float = 0.0,
+        crossing: bool = False,
+        frozen: int = 0,
     ) -> None:
         super().__init__()
         self.crossing = crossing
@@ -51,6 +58,9 @@ class Toy(nn.Module):
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
+        below = [self.position, *self.embed.parameters(), *self.layers[:frozen].parameters()]
+        for parameter in below if frozen else []:
+            parameter.requires_grad_(False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with annotate("PP"):
