@@ -104,6 +104,7 @@ def with_places(directives: tuple[Directive, ...], *, where: str) -> tuple[Direc
             where=listed[0].where, field="place.devices", value=[list(d) for d in lists],
             rule="must all have the same length", fix="give every stage the same number of devices",
         )  # fmt: skip
+    _require_groups(listed)
     mesh = Mesh(axes=(("dp", len(lists[0])), ("pp", len(lists))), where=listed[0].where)
     stated = [d for d in directives if isinstance(d, Mesh)]
     if stated and dict(stated[0].axes) != dict(mesh.axes):
@@ -118,6 +119,24 @@ def with_places(directives: tuple[Directive, ...], *, where: str) -> tuple[Direc
         for d in directives
     )
     return placed if stated else (mesh, *placed)
+
+
+def _require_groups(places: list[Place]) -> None:
+    """Raise unless device lists are groups: no device twice in one, none in two that differ."""
+    group_of: dict[int, tuple[int, ...]] = {}
+    for place in places:
+        devices = place.devices or ()
+        shared = [device for device in devices if group_of.setdefault(device, devices) != devices]
+        if shared or len(set(devices)) < len(devices):
+            rule = (
+                f"shares device {shared[0]} with {list(group_of[shared[0]])}"
+                if shared
+                else "repeats a device"
+            )
+            raise StrategyError(
+                where=place.where, field="place.devices", value=list(devices), rule=rule,
+                fix="give each stage devices of its own, or exactly those of another stage",
+            )  # fmt: skip
 
 
 def _all(directives: tuple[Directive, ...], kind: type[D]) -> list[D]:

@@ -190,3 +190,30 @@ def test_an_order_row_that_names_another_ranks_stage_is_refused(tmp_path: Path) 
     row = {"op": "order", "filters": [[{"PP": r, "MB": 0, "PASS": "F"}] for r in range(2)]}
     with pytest.raises(StrategyError, match="crosses device placement"):
         compiled(written(tmp_path, [*OURS[:-1], row]), global_batch=8)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rule"),
+    [
+        ([0, 1], [1, 3], "shares device 1 with [0, 1]"),
+        ([0, 1], [1, 0], "shares device 1 with [0, 1]"),
+        ([0, 1], [2, 2], "repeats a device"),
+    ],
+)
+def test_device_lists_that_are_no_groups_are_refused(
+    first: list[int], second: list[int], rule: str, tmp_path: Path
+) -> None:
+    entries = [{"op": "place", "filter": {"PP": n}, "devices": d} for n, d in enumerate((first, second))]
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(written(tmp_path, entries))
+    assert (caught.value.field, caught.value.value) == ("place.devices", second)
+    assert caught.value.rule == rule
+    assert "devices of its own" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["", "  ", 3, None])
+def test_an_order_without_a_name_is_refused(name: object, tmp_path: Path) -> None:
+    with pytest.raises(StrategyError) as caught:
+        load_strategy(written(tmp_path, [{"op": "order", "schedule": name}]))
+    assert caught.value.field == "order.schedule"
+    assert "piper schedules" in caught.value.fix
