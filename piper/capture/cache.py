@@ -52,7 +52,7 @@ def load(folder: Path, key: str) -> CapturedModel | None:
     """Return the cached model, or None when there is none, or none that can be read."""
     try:
         return from_json(json.loads((folder / f"{key}.json").read_bytes()))
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
 
 
