@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 RESULT_FILE = "result.json"
 TIMELINE_FILE = "timeline.npz"
 
+SHOWN = (
+    "model", "n_parameters", "cluster", "n_gpus", "strategy", "defaults", "step_time_s", "tokens_per_s",
+    "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes",
+    "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
+    "device_memory_bytes", "fits", "bubble_fraction", "idle_fraction", "breakdown_s", "ranks",
+    "error_band", "provenance", "warnings",
+)  # fmt: skip
+"""Keys of a simulated result that reports read."""
+
 _FIX = "give a folder that --out wrote, its result.json, or a trace that --trace wrote"
 
 
@@ -100,6 +109,10 @@ def _of_folder(source: Path, summary: dict[str, Any]) -> Result:
 
     if "step_time_s" not in summary and "steps" not in summary:
         raise _bad(source, "is JSON, but neither a result nor a trace")
+    if "step_time_s" in summary:
+        lacking = [key for key in SHOWN if key not in summary]
+        if lacking:
+            raise _bad(source, f"lacks {', '.join(lacking)}: another version of piper wrote it")
     timeline = load_timeline(source.parent / TIMELINE_FILE)
     return Result(name=source.parent.name or str(source), summary=summary, timeline=timeline)
 

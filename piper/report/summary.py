@@ -83,23 +83,25 @@ def figure_lines(result: Result) -> list[str]:
         f"HFU {format_share(result['hfu'])}, {result['tflops_per_gpu']:.1f} TFLOP/s per GPU",
         f"bubble      {format_share(result['bubble_fraction'])} of the step; "
         f"compute idle {format_share(result['idle_fraction'])}",
-        f"memory      {memory_verdict(result)}",
+        *memory_verdict(result),
     ]
 
 
-def memory_verdict(result: Result) -> str:
-    """Say in one line whether the worst rank fits, and with what."""
-    limit = result["device_memory_bytes"]
-    need = result["needed_memory_bytes"]
+def memory_verdict(result: Result) -> list[str]:
+    """Say whether the worst rank fits, and with what."""
+    limit, need = result["device_memory_bytes"], result["needed_memory_bytes"]
+    verdict = (
+        f"fits: {format_bytes(limit - need)} free of {format_bytes(limit)}"
+        if result["fits"]
+        else f"DOES NOT FIT: {format_bytes(need - limit)} more than the {format_bytes(limit)} of a device"
+    )
     parts = (
         f"{format_bytes(result['peak_memory_bytes'])} allocated, "
         f"{format_bytes(result['peak_reserved_bytes'])} reserved, "
         f"{format_bytes(result['context_bytes'])} context, "
         f"{format_bytes(result['communicator_bytes'])} communicators"
     )
-    if result["fits"]:
-        return f"fits: {parts} of {format_bytes(limit)} ({format_bytes(limit - need)} free)"
-    return f"DOES NOT FIT: {parts} of {format_bytes(limit)} ({format_bytes(need - limit)} too much)"
+    return [f"memory      {verdict}", f"            {parts}"]
 
 
 def breakdown_lines(result: Result) -> list[str]:

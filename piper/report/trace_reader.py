@@ -12,6 +12,7 @@ import numpy as np
 from piper.errors import JobError
 from simulator.plan.buffers import MemoryClass
 from simulator.plan.task import TaskKind
+from simulator.timeline.check import timeline_fault
 from simulator.timeline.timeline import RankTrack, Timeline
 
 Event = Mapping[str, Any]
@@ -32,13 +33,25 @@ def timeline_of_trace(content: Mapping[str, Any], *, where: str) -> Timeline:
             by_process[event["pid"]].append(event)
         tracks = tuple(_track(by_process[pid], where) for pid in sorted(by_process))
         source = str(content["otherData"]["source"])
-    except (KeyError, TypeError, ValueError) as problem:
+        timeline = Timeline(source=source, tracks=tracks, step_end_ns=_step_ends(tracks))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
         raise _foreign(where, f"lacks what Piper writes ({type(problem).__name__}: {problem})") from None
-    if not tracks:
-        raise _foreign(where, "has no events")
-    steps = 1 + max(int(track.step.max()) for track in tracks)
-    ends = [max(int(track.end_ns[track.step == step].max()) for track in tracks) for step in range(steps)]
-    return Timeline(source=source, tracks=tracks, step_end_ns=np.array(ends, dtype=np.int64))
+    fault = timeline_fault(timeline)
+    if fault is not None:
+        raise _foreign(where, f"contradicts itself: {fault}")
+    return timeline
+
+
+def _step_ends(tracks: Sequence[RankTrack]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return when the last rank finished each step; raises ValueError for a step without a span."""
+    steps = 1 + max((int(track.step.max()) for track in tracks), default=-1)
+    if steps > sum(len(track.step) for track in tracks):
+        raise ValueError(f"{steps} steps")
+    ends = [
+        max(int(track.end_ns[track.step == step].max(initial=-1)) for track in tracks)
+        for step in range(steps)
+    ]
+    return np.array(ends, dtype=np.int64)
 
 
 def _track(events: Sequence[Event], where: str) -> RankTrack:

@@ -93,3 +93,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         sample_result().save(tmp_path / "file" / "out")
     assert caught.value.field == "--out"
     assert "cannot be written" in caught.value.rule
+
+
+def test_a_result_of_another_version_names_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"step_time_s": 1.0, "model": "m"}))
+    with pytest.raises(JobError) as caught:
+        load_result(tmp_path)
+    assert "needed_memory_bytes" in caught.value.rule
+    assert "--out" in caught.value.fix

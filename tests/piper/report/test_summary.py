@@ -23,9 +23,10 @@ def test_the_text_has_every_figure_with_its_unit() -> None:
     )
     assert "505 k tokens/s, 7.89 k tokens/s per GPU" in text
     assert "MFU         38.1 % (convention palm), HFU 50.0 %, 377.0 TFLOP/s per GPU" in text
+    assert "memory      fits: 75.75 GiB free of 80.00 GiB\n" in text
     assert (
-        "fits: 3.00 GiB allocated, 3.50 GiB reserved, 512.00 MiB context, "
-        "256.00 MiB communicators of 80.00 GiB (75.75 GiB free)" in text
+        "            3.00 GiB allocated, 3.50 GiB reserved, 512.00 MiB context, 256.00 MiB communicators"
+        in text
     )
 
 
@@ -58,7 +59,7 @@ def test_many_ranks_are_cut_short_and_counted() -> None:
 def test_too_much_memory_is_said_with_how_much() -> None:
     text = summary.describe(figures(fits=False))
     assert "DOES NOT FIT" in text
-    assert "of 3.00 GiB (1.25 GiB too much)" in text
+    assert "1.25 GiB more than the 3.00 GiB of a device" in text
 
 
 def test_warnings_come_last() -> None:
