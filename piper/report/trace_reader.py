@@ -33,6 +33,8 @@ def timeline_of_trace(content: Mapping[str, Any], *, where: str) -> Timeline:
             by_process[event["pid"]].append(event)
         tracks = tuple(_track(by_process[pid], where) for pid in sorted(by_process))
         source = str(content["otherData"]["source"])
+        if not tracks:
+            raise _foreign(where, "has no events")
         timeline = Timeline(source=source, tracks=tracks, step_end_ns=_step_ends(tracks))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
         raise _foreign(where, f"lacks what Piper writes ({type(problem).__name__}: {problem})") from None
@@ -44,7 +46,7 @@ def timeline_of_trace(content: Mapping[str, Any], *, where: str) -> Timeline:
 
 def _step_ends(tracks: Sequence[RankTrack]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return when the last rank finished each step; raises ValueError for a step without a span."""
-    steps = 1 + max((int(track.step.max()) for track in tracks), default=-1)
+    steps = 1 + max(int(track.step.max()) for track in tracks)
     if steps > sum(len(track.step) for track in tracks):
         raise ValueError(f"{steps} steps")
     ends = [

@@ -8,13 +8,16 @@ n_devices, pipeline_rank, stages, streams, codes), `step_end_ns`, and per track 
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simulator.errors import PlanError
+from simulator.timeline.check import timeline_fault
 from simulator.timeline.timeline import RankTrack, Timeline
 
 SCHEMA_VERSION = 1
@@ -22,6 +25,11 @@ _COLUMNS = (
     "task", "step", "stream", "dispatch_ns", "ready_ns", "start_ns", "end_ns", "memory_ns",
     "memory_bytes", "kinds",
 )  # fmt: skip
+_BROKEN = (
+    OSError, EOFError, ValueError, KeyError, TypeError, NotImplementedError, MemoryError, RecursionError,
+    zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+"""What numpy, zip and JSON raise for a damaged file."""
 _FACTS = ("rank", "n_devices", "pipeline_rank", "stages", "streams", "codes")
 
 
@@ -60,7 +68,7 @@ def load_timeline(path: str | Path) -> Timeline:
                 rule = f"has schema version {header['schema_version']}, this Piper reads {SCHEMA_VERSION}"
                 raise _error(source, rule, fix="simulate again with this version")
             tracks = [_track(arrays, number, facts) for number, facts in enumerate(header["tracks"])]
-            return Timeline(
+            timeline = Timeline(
                 source=header["source"],
                 tracks=tuple(tracks),
                 step_end_ns=arrays["step_end_ns"],
@@ -68,8 +76,12 @@ def load_timeline(path: str | Path) -> Timeline:
             )
     except FileNotFoundError as error:
         raise _error(source, "does not exist", fix=fix) from error
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         raise _error(source, f"is no timeline file ({error})", fix=fix) from error
+    fault = timeline_fault(timeline)
+    if fault is not None:
+        raise _error(source, f"contradicts itself: {fault}", fix=fix)
+    return timeline
 
 
 def _track(arrays: Any, number: int, facts: dict[str, Any]) -> RankTrack:
