@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cost_models.documents import UnreadableError, is_folder, parse_json, read_text
 from piper.errors import JobError
+from piper.report.shape import MAY_LACK, SIMULATED, TRAINED, shape_fault
 from simulator.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -17,15 +19,6 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "result.json"
 TIMELINE_FILE = "timeline.npz"
-
-SHOWN = (
-    "model", "n_parameters", "cluster", "n_gpus", "strategy", "defaults", "step_time_s", "tokens_per_s",
-    "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "mfu_convention", "peak_memory_bytes",
-    "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
-    "device_memory_bytes", "fits", "bubble_fraction", "idle_fraction", "breakdown_s", "ranks",
-    "error_band", "provenance", "warnings",
-)  # fmt: skip
-"""Keys of a simulated result that reports read."""
 
 _FIX = "give a folder that --out wrote, its result.json, or a trace that --trace wrote"
 
@@ -109,12 +102,22 @@ def _of_folder(source: Path, summary: dict[str, Any]) -> Result:
 
     if "step_time_s" not in summary and "steps" not in summary:
         raise _bad(source, "is JSON, but neither a result nor a trace")
-    if "step_time_s" in summary:
-        lacking = [key for key in SHOWN if key not in summary]
-        if lacking:
-            raise _bad(source, f"lacks {', '.join(lacking)}: another version of piper wrote it")
+    shape = TRAINED if "steps" in summary else SIMULATED
+    lacking = [key for key in shape if key not in summary and key not in MAY_LACK]
+    if lacking:
+        raise _bad(source, f"lacks {', '.join(lacking)}: another version of piper wrote it")
+    fault = shape_fault(summary, shape)
+    if fault is None and shape is SIMULATED and not _adds_up(summary):
+        fault = "breakdown_s does not add up to step_time_s"
+    if fault is not None:
+        raise _bad(source, f"is no result: {fault}")
     timeline = load_timeline(source.parent / TIMELINE_FILE)
     return Result(name=source.parent.name or str(source), summary=summary, timeline=timeline)
+
+
+def _adds_up(summary: Mapping[str, Any]) -> bool:
+    """Tell whether the parts of a step are its whole, as a simulation leaves them."""
+    return math.isclose(math.fsum(summary["breakdown_s"].values()), summary["step_time_s"], rel_tol=1e-6)
 
 
 def _of_trace(source: Path, content: dict[str, Any]) -> Result:

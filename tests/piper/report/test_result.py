@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,4 +101,64 @@ def test_a_result_of_another_version_names_what_it_lacks(tmp_path: Path) -> None
     with pytest.raises(JobError) as caught:
         load_result(tmp_path)
     assert "needed_memory_bytes" in caught.value.rule
+    assert "--out" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        ("n_parameters", None, "n_parameters must be a whole number >= 0"),
+        ("step_time_s", 0, "step_time_s must be a finite number > 0"),
+        ("step_time_s", 1e308, "step_time_s must be a finite number > 0"),
+        ("fits", "yes", "fits must be true or false"),
+        ("strategy.shorthand", 3, "strategy.shorthand must be a text"),
+        ("breakdown_s.compute", "x", "breakdown_s.compute must be a finite number >= 0"),
+        ("breakdown_s", [], "breakdown_s must be an object"),
+        ("breakdown_s.bubble", 1e20, "breakdown_s does not add up to step_time_s"),
+        ("segments_per_stage", 3, "segments_per_stage must be a list"),
+        ("ranks", [], "ranks must be a list, and not empty"),
+        ("ranks.0.stages.0", -1, "ranks[0].stages[0] must be a whole number >= 0"),
+        ("ranks.0.memory_by_class_bytes", {}, "ranks[0].memory_by_class_bytes.parameters is missing"),
+        ("warnings", "text", "warnings must be a list"),
+        ("error_band.basis", None, "error_band.basis must be a text"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(path: str, value: object, fault: str, tmp_path: Path) -> None:
+    file = sample_result().save(tmp_path / "kept") / "result.json"
+    content = json.loads(file.read_text())
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    inner: Any = content
+    for key in keys:
+        inner = inner[key]
+    inner[last] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(JobError) as caught:
+        load_result(file)
+    assert caught.value.rule == f"is no result: {fault}"
+    assert "--out" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("steps", "fault"),
+    [
+        ([], "steps must be a list, and not empty"),
+        (1, "steps must be a list"),
+        ([{"loss": "x", "step_time_s": 1.0, "grad_norm": None}], "steps[0].loss must be a finite number"),
+        (
+            [{"loss": 1.0, "step_time_s": 0, "grad_norm": None}],
+            "steps[0].step_time_s must be a finite number",
+        ),
+    ],
+)
+def test_a_run_without_its_steps_is_refused(steps: object, fault: str, tmp_path: Path) -> None:
+    run = {
+        "strategy": "pp=1", "world_size": 1, "device": "cpu", "steps": steps, "tokens_per_s": 1.0,
+        "peak_memory_bytes": 1, "verified": None, "max_relative_error": None, "whole_batch_error": None,
+        "predicted_step_time_s": None,
+    }  # fmt: skip
+    file = sample_result().save(tmp_path / "kept") / "result.json"
+    file.write_text(json.dumps(run))
+    with pytest.raises(JobError) as caught:
+        load_result(file)
+    assert fault in caught.value.rule
     assert "--out" in caught.value.fix
