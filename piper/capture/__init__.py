@@ -63,6 +63,9 @@ def capture(
     fix = "give a whole number >= 1"
     require_positive_int(micro_batch, where=name, field="micro_batch", fix=fix, error=ModelError)
     require_positive_int(seq_len, where=name, field="seq_len", fix=fix, error=ModelError)
+    tokens = micro_batch * seq_len
+    fix = "lower --micro-batch or --seq-len"
+    require_positive_int(tokens, where=name, field="tokens of a microbatch", fix=fix, error=ModelError)
     sizes: dict[str, Any] = {"micro_batch": micro_batch, "seq_len": seq_len, "dtype": dtype}
     fingerprint = getattr(source, "fingerprint", lambda: None)()
     if fingerprint is None:

@@ -14,6 +14,10 @@ from piper.errors import ModelError
 from piper.models.fields import Fields
 from simulator.plan import ModelFacts
 
+MOST_LAYERS = 10_000
+MOST_PARAMETERS = 2**50
+"""Far beyond any model; sizes in bytes stay within 64 bits, and a slip of the keyboard is told at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -78,12 +82,14 @@ class LlamaConfig:
             )
         head_dim = read.count("head_dim", default=hidden // heads)
         _require(head_dim % 2 == 0, where, "head_dim", head_dim, "must be even (rotary embedding)")
+        layers = read.count("num_hidden_layers")
+        _require(layers <= MOST_LAYERS, where, "num_hidden_layers", layers, f"must be at most {MOST_LAYERS}")
         activation = config.get("hidden_act", "silu")
         _require(activation == "silu", where, "hidden_act", activation, "must be silu for a Llama model")
-        return cls(
+        found = cls(
             hidden=hidden,
             ffn=read.count("intermediate_size"),
-            layers=read.count("num_hidden_layers"),
+            layers=layers,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -100,6 +106,9 @@ class LlamaConfig:
             init_std=read.number("initializer_range", default=0.02),
             assumed=tuple(read.assumed),
         )
+        total = found.n_parameters
+        _require(total <= MOST_PARAMETERS, where, "number of parameters", total, "is more than 2^50")
+        return found
 
     @property
     def n_parameters(self) -> int:

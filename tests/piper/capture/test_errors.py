@@ -36,6 +36,13 @@ def refused(forward, **changes):
     return caught.value
 
 
+def test_more_tokens_than_any_microbatch_has_are_refused(tmp_path):
+    with pytest.raises(ModelError) as caught:
+        capture(find_model("tiny-llama"), micro_batch=2**30, seq_len=2**30, dtype="fp32", cache_dir=tmp_path)
+    assert caught.value.field == "tokens of a microbatch"
+    assert "--seq-len" in caught.value.fix
+
+
 @pytest.mark.parametrize("field", ["micro_batch", "seq_len"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None, math.nan])
 def test_a_size_that_is_no_positive_number_is_refused(field, value):

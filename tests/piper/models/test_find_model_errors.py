@@ -120,6 +120,8 @@ def test_a_count_that_is_missing_or_no_positive_number_is_refused(tmp_path, fiel
         ({"rope_parameters": {"rope_theta": 0, "rope_type": "default"}}, "rope_parameters.rope_theta"),
         ({"rope_scaling": 8}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_scaling.rope_type"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers"),
+        ({"hidden_size": 2**30, "intermediate_size": 2**30}, "number of parameters"),
         ({"rope_scaling": {"rope_type": ["linear"], "factor": 8.0}}, "rope_scaling.rope_type"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
