@@ -160,10 +160,20 @@ def compile_resolved(
         graph,
         directives,
         strategy=str(resolved.shorthand),
-        notices=resolved.notices,
+        notices=(*resolved.notices, *_unused(models[0])),
         on_pass=on_pass,
         verified=verified,
     )
+
+
+def _unused(model: CapturedModel) -> tuple[str, ...]:
+    """Say which parameters no operation uses: they are counted, but neither placed nor trained."""
+    used = {name for segment in model.segments for name in segment.parameters}
+    names = [p.name for p in model.parameters if p.name not in used]
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (f"forward never uses the parameter {names[0]}{more}: counted, but neither stored nor trained",)
 
 
 def predict(job: Job, *, steps: int | str = "auto", engine: str = "auto") -> Prediction:

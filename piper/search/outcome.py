@@ -138,6 +138,9 @@ class SearchResult:
         """Write `ranking.json` and a strategy file per entry; return the result with `strategy_file` set."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
+        for stale in target.glob("strategy-*.json"):
+            if stale.stem.removeprefix("strategy-").isdigit():
+                stale.unlink()
         files: dict[str, str] = {}
         entries = [*self.summary["ranking"], *self.summary["pareto"]]
         for entry in entries:
@@ -164,7 +167,9 @@ def _entry(record: Record) -> dict[str, Any]:
 
 
 def _lower_bound(outcome: Outcome, ranked: list[Record], objective: str) -> float | None:
-    """Return what no strategy of the space that may fit can beat: seconds, or bytes for "memory"."""
+    """Return what no strategy of the space that may fit can beat (seconds, bytes), or None if not known."""
+    if len(outcome.bounds) < len(outcome.space.candidates):
+        return None
     unknown = [
         outcome.bounds[c].value_of(objective)
         for c, r in outcome.records.items()

@@ -29,6 +29,9 @@ ROUND_SIZE = 8
 
 INTERRUPTED = "interrupted"
 
+BOUNDS_SHARE = 0.5
+"""Share of a time limit that bounds may take; the rest is for simulations."""
+
 OBJECTIVES = ("time", "memory", "cost")
 
 
@@ -83,14 +86,18 @@ def search_strategies(
     _check(request)
     evaluator = Evaluator(job=_job(request))
     space = _space(request, evaluator)
-    bounds = {candidate: evaluator.bounds(candidate) for candidate in space.candidates}
+    bounds, cut_short = _bounds(request, evaluator, space.candidates, started_s=started_s)
     rounds = _Rounds(request=request, bounds=bounds, started_s=started_s, on_progress=on_progress)
-    with _simulator(evaluator, request.jobs) as run:
-        ended_by = rounds.simulate(run)
+    ended_by = cut_short
+    if cut_short != INTERRUPTED:
+        with _simulator(evaluator, request.jobs) as run:
+            ended_by = rounds.simulate(run)
+    if ended_by in {"bound", "exhausted"}:
+        ended_by = cut_short or ended_by
     outcome = Outcome(
         space=space,
         bounds=bounds,
-        records=rounds.records | rounds.unsimulated(ended_by),
+        records=rounds.records | rounds.unsimulated(ended_by) | _unprobed(space, bounds),
         ended_by=ended_by,
         wall_s=time.perf_counter() - started_s,
     )
@@ -101,6 +108,31 @@ def search_strategies(
         why_not=request.why_not,
         interrupted=ended_by == INTERRUPTED,
     )
+
+
+def _bounds(
+    request: SearchRequest, evaluator: Evaluator, candidates: Sequence[Candidate], *, started_s: float
+) -> tuple[dict[Candidate, Bounds], str]:
+    """Return bounds of all candidates, or of as many as half the time limit allows, and what cut it short."""
+    found: dict[Candidate, Bounds] = {}
+    for candidate in candidates:
+        spent_s = time.perf_counter() - started_s
+        if found and request.time_limit_s is not None and spent_s > BOUNDS_SHARE * request.time_limit_s:
+            return found, "time_limit"
+        try:
+            found[candidate] = evaluator.bounds(candidate)
+        except KeyboardInterrupt:
+            return found, INTERRUPTED
+    return found, ""
+
+
+def _unprobed(space: Space, bounds: dict[Candidate, Bounds]) -> dict[Candidate, Record]:
+    """Return the records of candidates that no bound is known of."""
+    return {
+        c: Record(candidate=c, status=Status.NOT_REACHED, reason=str(Status.NOT_REACHED))
+        for c in space.candidates
+        if c not in bounds
+    }
 
 
 Simulate = Callable[[Sequence[Candidate]], list[dict[str, Any]]]
@@ -151,8 +183,8 @@ class _Rounds:
     def _reason_to_stop(self) -> str:
         if _cannot_improve(self.request, self.records, self.bounds[self.waiting[0]]):
             return "bound"
-        limit_s = self.request.time_limit_s
-        if limit_s is not None and time.perf_counter() - self.started_s > limit_s:
+        limit_s, begun = self.request.time_limit_s, any(r.result is not None for r in self.records.values())
+        if limit_s is not None and begun and time.perf_counter() - self.started_s > limit_s:
             return "time_limit"
         return "" if self._room() > 0 else "max_candidates"
 

@@ -132,12 +132,40 @@ def test_limits_end_the_search_and_say_so() -> None:
     capped = searched(max_candidates=3, top=50)
     assert (capped["simulated"], capped["ended_by"]) == (3, "max_candidates")
     assert capped["pruned"]["not_reached"] > 0
-    assert searched(time_limit_s=1e-9)["ended_by"] == "time_limit"
+
+
+def test_a_time_limit_still_gives_an_answer_and_adds_up() -> None:
+    found = searched(time_limit_s=1e-9)
+    assert found["ended_by"] == "time_limit"
+    assert found["best"] is not None
+    assert (found["lower_bound_s"], found["gap"]) == (None, None)
+    assert sum(found["pruned"].values()) + found["simulated"] == found["space_size"]
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Evaluator.simulate, []
+
+    def interrupted(self: Evaluator, candidate: Candidate) -> dict[str, Any]:
+        calls.append(candidate)
+        if len(calls) > 10:
+            raise KeyboardInterrupt
+        return original(self, candidate)
+
+    monkeypatch.setattr(Evaluator, "simulate", interrupted)
+    result = search_strategies(SearchRequest(**TINY, top=50))
+    assert result.interrupted
+    assert result.summary["simulated"] == 8
+    assert result.summary["best"] is not None
 
 
 def test_saved_strategies_load_and_name_their_files(tmp_path: Path) -> None:
     saved = search_strategies(SearchRequest(**TINY, top=2)).save(tmp_path).to_json()
     assert json.loads((tmp_path / "ranking.json").read_text())["best"] == saved["best"]
+    (tmp_path / "strategy-99.json").write_text("[]")
+    (tmp_path / "strategy-mine.json").write_text("[]")
+    saved = search_strategies(SearchRequest(**TINY, top=2)).save(tmp_path).to_json()
+    assert not (tmp_path / "strategy-99.json").exists(), "an entry of an earlier ranking is left"
+    assert (tmp_path / "strategy-mine.json").exists()
     for entry in saved["ranking"]:
         strategy = load_strategy(entry["strategy_file"])
         assert f"pp={strategy.stated.pp}," in entry["strategy"]["shorthand"]
