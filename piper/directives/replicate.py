@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
     matched,
@@ -15,8 +14,9 @@ from piper.graph.directive import (
     read_flag,
     refuse_unknown_keys,
 )
+from piper.graph.facts import Replication, require_unclaimed
 from piper.graph.filters import Filter
-from piper.graph.graph import Graph, Replication
+from piper.graph.graph import Graph
 from simulator.plan import TaskKind
 
 _LATER = ("shard_grads", "shard_params", "bucket_size")
@@ -81,13 +81,9 @@ class Replicate(Directive):
                     self.filter.source,
                     instead="replicate whole stages, by their PP index",
                 )
-        taken = {replication.stage for replication in graph.replications} & set(stages)
-        if taken:
-            raise StrategyError(
-                where=self.where, field="replicate.filter", value=self.filter.source,
-                rule=f"claims stage {min(taken)}, which an earlier replicate already claims",
-                fix="let each stage be claimed by one replicate",
-            )  # fmt: skip
-        zero = 1 if self.shard_optimizer else 0
-        added = tuple(Replication(stage=stage, axis=self.axis, zero=zero) for stage in stages)
-        return replace(graph, replications=graph.replications + added)
+        segments = tuple(i for i, home in enumerate(graph.stage_of_segment) if home in stages)
+        require_unclaimed(
+            graph.replications, segments, where=self.where, op=self.op, value=self.filter.source
+        )
+        added = Replication(segments=segments, zero=1 if self.shard_optimizer else 0, where=self.where)
+        return replace(graph, replications=(*graph.replications, added))

@@ -17,6 +17,15 @@ from typing import Protocol
 
 from cost_models.errors import check_invariant
 from piper.graph.captured import CapturedModel
+from piper.graph.facts import (
+    ExpertSharding,
+    Offloading,
+    Recomputation,
+    Replication,
+    SequenceSharding,
+    StreamRule,
+    TensorSharding,
+)
 from simulator.plan import NONE, Bucket, Edge, Mesh, TaskKind, TaskName
 
 
@@ -73,15 +82,6 @@ class GraphEdge:
     kind: EdgeKind = EdgeKind.DATA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replication:
-    """How the parameters of a stage are replicated: over which mesh axis, and what is sharded (ZeRO)."""
-
-    stage: int
-    axis: str
-    zero: int
-
-
 Rows = tuple[tuple[tuple[TaskName, ...], ...], ...]
 """Per pipeline rank its slots; a slot is one task, or several that may overlap."""
 
@@ -97,7 +97,8 @@ class Graph:
         mesh: axes over the ranks (None before `mesh`).
         replica_batch: sequences per step of one replica.
         micro_batch_sizes: sequences of each microbatch of a replica (empty before `split`).
-        replications: what `replicate` said, by stage.
+        replications, tensor_shardings, expert_shardings, sequence_shardings, recomputations, offloadings,
+            stream_rules: what directives said (`piper.graph.facts`).
         crossings: tensors between stages on different pipeline ranks (after the transfers pass).
         buckets: pipeline rank -> buckets in order (after the reductions pass).
         rows: order of compute tasks per pipeline rank (empty: the default policy).
@@ -114,6 +115,12 @@ class Graph:
     mesh: Mesh | None = None
     micro_batch_sizes: tuple[int, ...] = ()
     replications: tuple[Replication, ...] = ()
+    tensor_shardings: tuple[TensorSharding, ...] = ()
+    expert_shardings: tuple[ExpertSharding, ...] = ()
+    sequence_shardings: tuple[SequenceSharding, ...] = ()
+    recomputations: tuple[Recomputation, ...] = ()
+    offloadings: tuple[Offloading, ...] = ()
+    stream_rules: tuple[StreamRule, ...] = ()
     crossings: tuple[Edge, ...] = ()
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     rows: Rows = ()

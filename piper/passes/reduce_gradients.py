@@ -85,7 +85,7 @@ def padded(numel: int, shard_count: int) -> int:
 
 def _zero(graph: Graph, stage: int) -> int:
     for replication in graph.replications:
-        if replication.stage == stage:
+        if graph.segments_of_stage(stage)[0] in replication.segments:
             return replication.zero
     if graph.placed_mesh.size("dp") > 1:
         raise StrategyError(
