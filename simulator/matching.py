@@ -1,7 +1,7 @@
 """Matching: which send meets which receive, and which tasks form one collective, over all device plans.
 
 Transfers match by (edge, microbatch, direction, both pipeline ranks), collectives by (group, kind, bucket
-or norm, microbatch); where a key occurs several times in a step, the n-th meets the n-th.
+or norm, microbatch, phase, part); where a key occurs several times in a step, the n-th meets the n-th.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ class _Matcher:
 
     def collectives(self) -> list[tuple[int, ...]]:
         """Return the tasks of every collective, one per device plan of its group."""
-        joined: dict[tuple[int, str, int, int], dict[int, list[int]]] = {}
+        joined: dict[tuple[Hashable, ...], dict[int, list[int]]] = {}
         for number, device in enumerate(self.plan.device_plans):
             first = int(self.device_starts[number])
             for key, position in _collective_keys(device):
                 by_rank = joined.setdefault(key, {})
                 by_rank.setdefault(device.pipeline_rank, []).append(first + position)
         members: list[tuple[int, ...]] = []
-        for (group, _, _, _), by_rank in joined.items():
-            ranks = () if group == NONE else self.plan.groups[group].pipeline_ranks
+        for (group, *_), by_rank in joined.items():
+            ranks = self.plan.groups[group].pipeline_ranks if isinstance(group, int) and group != NONE else ()
             members += self._one_per_rank(ranks, by_rank)
         return members
 
@@ -159,13 +159,16 @@ def _transfer_keys(device: DevicePlan) -> list[tuple[Hashable, int, bool]]:
     return keys
 
 
-def _collective_keys(device: DevicePlan) -> list[tuple[tuple[int, str, int, int], int]]:
+def _collective_keys(device: DevicePlan) -> list[tuple[tuple[Hashable, ...], int]]:
     """Return (key, position) of every collective; all members have the same key."""
     table = device.tasks
     found = np.flatnonzero(np.isin(table.kind, _COLLECTIVES))
-    columns = (found, table.group[found], table.kind[found], table.bucket[found], table.microbatch[found])
-    keys = []
-    for position, group, kind, bucket, microbatch in zip(*(c.tolist() for c in columns), strict=True):
-        name = "norm" if bucket == NONE else device.buckets[bucket].name
-        keys.append(((group, name, kind, microbatch), position))
+    names = ("group", "kind", "bucket", "microbatch", "phase", "part", "stage")
+    columns = (found, *(getattr(table, name)[found] for name in names))
+    keys: list[tuple[tuple[Hashable, ...], int]] = []
+    for row in zip(*(c.tolist() for c in columns), strict=True):
+        position, group, kind, bucket, microbatch, phase, part, stage = row
+        # A bucket has one name on all its ranks, but several stages may hold it (tied parameters).
+        name = ("norm" if phase == NONE else stage) if bucket == NONE else device.buckets[bucket].name
+        keys.append(((group, name, kind, microbatch, phase, part), position))
     return keys

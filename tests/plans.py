@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cost_models.ops import Operation, OpKind
 from cost_models.price import CollectiveKind, Price, Provenance
 from simulator.plan import (
@@ -155,10 +153,10 @@ class DeviceBuilder:
             pipeline_rank=self.pipeline_rank,
             stages=(self.pipeline_rank,),
             streams=tuple(self.streams),
-            buffers=BufferTable(
-                size_bytes=np.array([size for size, _, _ in table], dtype=np.int64),
-                memory_class=np.array([kind for _, kind, _ in table], dtype=np.int8),
-                persistent=np.array([persistent for _, _, persistent in table], dtype=np.bool_),
+            buffers=BufferTable.of(
+                size_bytes=[size for size, _, _ in table],
+                memory_class=[kind for _, kind, _ in table],
+                persistent=[persistent for _, _, persistent in table],
                 owners=tuple(self.buffers),
             ),
             buckets=tuple(self.buckets),

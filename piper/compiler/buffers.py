@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from cost_models.errors import check_invariant
 from cost_models.ops import DTYPE_BYTES
 from piper.compiler.memory import StageMemory
@@ -53,11 +51,11 @@ class BufferBook:
 
     def table(self) -> BufferTable:
         """Return all buffers as columns."""
-        return BufferTable(
-            size_bytes=np.array(self._sizes, dtype=np.int64),
-            memory_class=np.array(self._classes, dtype=np.int8),
-            persistent=np.array(self._persistent, dtype=np.bool_),
-            owners=tuple(self._owners),
+        return BufferTable.of(
+            size_bytes=self._sizes,
+            memory_class=self._classes,
+            persistent=self._persistent,
+            owners=self._owners,
         )
 
 

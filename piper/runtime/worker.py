@@ -202,7 +202,14 @@ def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa:
             update.norm(context, step, task)
         case TaskKind.UPDATE:
             update.update(context, step, task)
-        case TaskKind.BI | TaskKind.BW | TaskKind.ALL_TO_ALL:
+        case (
+            TaskKind.BI
+            | TaskKind.BW
+            | TaskKind.ALL_TO_ALL
+            | TaskKind.RING_SHIFT
+            | TaskKind.OFFLOAD
+            | TaskKind.RELOAD
+        ):
             raise RunFailedError(
                 f"the runtime cannot run {task.kind.name} tasks yet; choose a schedule without them"
             )

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cost_models.ops import Operation, OpKind
 from piper.errors import StrategyError
 from piper.schedules.rows import Rows, Slot
@@ -149,12 +147,7 @@ class _Emitter:
             pipeline_rank=self.rank,
             stages=tuple(sorted(stages)),
             streams=tuple(self.streams),
-            buffers=BufferTable(
-                size_bytes=np.zeros(0, dtype=np.int64),
-                memory_class=np.zeros(0, dtype=np.int8),
-                persistent=np.zeros(0, dtype=np.bool_),
-                owners=(),
-            ),
+            buffers=BufferTable.of(size_bytes=(), memory_class=(), persistent=(), owners=()),
             buckets=(),
             tasks=TaskTable.from_tasks(self.tasks),
         )

@@ -69,7 +69,7 @@ def _events(lists: IndexLists, times: Ints) -> tuple[Ints, Ints]:
 def _require_not_persistent(device: DevicePlan, buffers: Ints) -> None:
     wrong = buffers[device.buffers.persistent[buffers]]
     if len(wrong):
-        owner = device.buffers.owners[int(wrong[0])]
+        owner = device.buffers.owner_of(int(wrong[0]))
         text = (
             f"pipeline rank {device.pipeline_rank}: a task allocates or frees the persistent buffer {owner!r}"
         )

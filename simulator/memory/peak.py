@@ -51,5 +51,5 @@ def owners_at(device: DevicePlan, track: RankTrack, *, time_ns: int) -> list[tup
         tasks = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
         happened = (times.reshape(-1, len(device.tasks))[:, tasks] <= time_ns).sum(axis=0)
         np.add.at(alive, lists.values, sign * happened)
-    found = [(table.owners[i], int(table.size_bytes[i])) for i in np.flatnonzero(alive > 0).tolist()]
+    found = [(table.owner_of(i), int(table.size_bytes[i])) for i in np.flatnonzero(alive > 0).tolist()]
     return sorted((row for row in found if row[1]), key=lambda row: (-row[1], row[0]))

@@ -37,6 +37,7 @@ from simulator.plan.plan import (
 from simulator.plan.task import (
     COLLECTIVE_KINDS,
     COMPUTE_KINDS,
+    HOST_COPY_KINDS,
     MATCHING_SEND,
     NONE,
     RECV_KINDS,
@@ -49,6 +50,7 @@ from simulator.plan.task import (
 __all__ = [
     "COLLECTIVE_KINDS",
     "COMPUTE_KINDS",
+    "HOST_COPY_KINDS",
     "MATCHING_SEND",
     "NONE",
     "RECV_KINDS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -57,13 +58,41 @@ class BufferTable:
         size_bytes: int64 [buffers].
         memory_class: int8 [buffers], `MemoryClass` values.
         persistent: bool [buffers]: alive from before the first step to after the last.
-        owners: what each is, for people: "stage 2 microbatch 5 activations".
+        owner: int64 [buffers], index in `labels`.
+        microbatch: int64 [buffers], -1 where it belongs to no microbatch.
+        labels: what buffers are, for people; `{}` stands for the microbatch: "stage 2 microbatch {} input".
     """
 
     size_bytes: npt.NDArray[np.int64]
     memory_class: npt.NDArray[np.int8]
     persistent: npt.NDArray[np.bool_]
-    owners: tuple[str, ...]
+    owner: npt.NDArray[np.int64]
+    microbatch: npt.NDArray[np.int64]
+    labels: tuple[str, ...]
+
+    def owner_of(self, buffer: int) -> str:
+        """Return what a buffer is: "stage 2 microbatch 5 activations"."""
+        return self.labels[int(self.owner[buffer])].replace("{}", str(int(self.microbatch[buffer])))
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        size_bytes: Sequence[int],
+        memory_class: Sequence[int],
+        persistent: Sequence[bool],
+        owners: Sequence[str],
+    ) -> BufferTable:
+        """Return a table from one entry per buffer; owners are whole texts."""
+        numbers = {label: i for i, label in enumerate(dict.fromkeys(owners))}
+        return cls(
+            size_bytes=np.array(size_bytes, dtype=np.int64),
+            memory_class=np.array(memory_class, dtype=np.int8),
+            persistent=np.array(persistent, dtype=np.bool_),
+            owner=np.array([numbers[owner] for owner in owners], dtype=np.int64),
+            microbatch=np.full(len(owners), -1, dtype=np.int64),
+            labels=tuple(numbers),
+        )
 
     @property
     def static_bytes(self) -> int:

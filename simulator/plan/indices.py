@@ -131,7 +131,7 @@ def _ragged(device: DevicePlan, place: str) -> Iterator[Fault]:
         if rows != num_tasks:
             rule = f"must have one entry per task ({num_tasks})"
             yield Fault(place=f"{place}.tasks.{name}", value=rows, rule=rule)
-    for name in ("memory_class", "persistent", "owners"):
+    for name in ("memory_class", "persistent", "owner", "microbatch"):
         rows = len(getattr(device.buffers, name))
         if rows != num_buffers:
             rule = f"must have one entry per buffer ({num_buffers})"
@@ -139,7 +139,7 @@ def _ragged(device: DevicePlan, place: str) -> Iterator[Fault]:
 
 
 def _device_faults(plan: Plan, device: DevicePlan, place: str) -> Iterator[Fault]:
-    table, num_tasks, num_buffers = device.tasks, len(device.tasks), len(device.buffers.owners)
+    table, num_tasks, num_buffers = device.tasks, len(device.tasks), len(device.buffers.size_bytes)
     segments, stages = len(plan.segments), _num_stages(plan)
     limits: dict[str, tuple[int, int]] = {
         "kind": (0, len(TaskKind)),
@@ -148,6 +148,7 @@ def _device_faults(plan: Plan, device: DevicePlan, place: str) -> Iterator[Fault
         "first_segment": (NONE, segments),
         "last_segment": (NONE, segments),
         "part": (NONE, max(segments, len(plan.edges))),
+        "phase": (NONE, TaskKind.BW + 1),
         "stream": (0, len(device.streams)),
         "work": (NONE, len(plan.works)),
         "peer": (NONE, plan.num_pipeline_ranks),
@@ -168,6 +169,11 @@ def _device_faults(plan: Plan, device: DevicePlan, place: str) -> Iterator[Fault
     sizes, classes = device.buffers.size_bytes, device.buffers.memory_class.astype(np.int64)
     yield from _rows(sizes, sizes < 0, f"{place}.buffers.size_bytes", "must be >= 0")
     yield from _outside_rows(classes, (0, len(MemoryClass)), f"{place}.buffers.memory_class")
+    for name, bounds in {
+        "owner": (0, len(device.buffers.labels)),
+        "microbatch": (NONE, plan.training.num_microbatches),
+    }.items():
+        yield from _outside_rows(getattr(device.buffers, name), bounds, f"{place}.buffers.{name}")
     for number, bucket in enumerate(device.buckets):
         if not NONE <= bucket.group < len(plan.groups):
             yield _outside(f"{place}.buckets[{number}].group", bucket.group, len(plan.groups))

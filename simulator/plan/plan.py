@@ -20,11 +20,11 @@ from simulator.plan.buffers import Bucket, BufferTable
 from simulator.plan.mesh import Group, Mesh
 from simulator.plan.task import NONE, Task, TaskKind, TaskName
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCALARS = (
-    "kind", "stage", "microbatch", "first_segment", "last_segment", "part", "stream", "work",
-    "peer", "edge", "group", "bucket", "size_bytes",
+    "kind", "stage", "microbatch", "first_segment", "last_segment", "part", "phase", "stream",
+    "work", "peer", "edge", "group", "bucket", "size_bytes",
 )  # fmt: skip
 _LISTS = ("waits", "previous_step_waits", "allocates", "reads", "frees")
 
@@ -64,6 +64,7 @@ class TaskTable:
     first_segment: npt.NDArray[np.int64]
     last_segment: npt.NDArray[np.int64]
     part: npt.NDArray[np.int64]
+    phase: npt.NDArray[np.int64]
     stream: npt.NDArray[np.int64]
     work: npt.NDArray[np.int64]
     peer: npt.NDArray[np.int64]
@@ -258,7 +259,7 @@ class DevicePlan:
         names = [bucket.name for bucket in self.buckets]
         columns = zip(
             table.kind.tolist(), table.stage.tolist(), table.microbatch.tolist(), table.part.tolist(),
-            table.bucket.tolist(), table.group.tolist(), strict=True,
+            table.bucket.tolist(), table.group.tolist(), table.phase.tolist(), strict=True,
         )  # fmt: skip
         return tuple(
             TaskName(
@@ -266,9 +267,10 @@ class DevicePlan:
                 stage=stage,
                 microbatch=microbatch,
                 part=part,
-                bucket=names[bucket] if bucket != NONE else ("norm" if group != NONE else ""),
+                bucket=names[bucket] if bucket != NONE else _norm(group, phase),
+                phase=phase,
             ).code
-            for kind, stage, microbatch, part, bucket, group in columns
+            for kind, stage, microbatch, part, bucket, group, phase in columns
         )
 
 
@@ -331,6 +333,11 @@ class Plan:
         """Return the rank on pipeline rank `peer` with the same other coordinates as `rank`."""
         others = {name: self.mesh.coordinate(rank, name) for name, _ in self.mesh.axes}
         return self.mesh.ranks(**(others | {"pp": peer}))[0]
+
+
+def _norm(group: int, phase: int) -> str:
+    """Return the suffix of a collective without a bucket: the gradient norm, or none."""
+    return "norm" if group != NONE and phase == NONE else ""
 
 
 TASK_COLUMNS = tuple(column.name for column in fields(TaskTable))

@@ -27,6 +27,9 @@ class TaskKind(IntEnum):
     ALL_TO_ALL = 12
     NORM = 13  # sum of squares of this rank's gradients
     UPDATE = 14
+    RING_SHIFT = 15  # each member of a group sends to the next
+    OFFLOAD = 16  # device -> host
+    RELOAD = 17  # host -> device
 
 
 COMPUTE_KINDS = frozenset(
@@ -35,15 +38,22 @@ COMPUTE_KINDS = frozenset(
 SEND_KINDS = frozenset({TaskKind.SEND_F, TaskKind.SEND_B})
 RECV_KINDS = frozenset({TaskKind.RECV_F, TaskKind.RECV_B})
 COLLECTIVE_KINDS = frozenset(
-    {TaskKind.ALL_REDUCE, TaskKind.REDUCE_SCATTER, TaskKind.ALL_GATHER, TaskKind.ALL_TO_ALL}
+    {
+        TaskKind.ALL_REDUCE,
+        TaskKind.REDUCE_SCATTER,
+        TaskKind.ALL_GATHER,
+        TaskKind.ALL_TO_ALL,
+        TaskKind.RING_SHIFT,
+    }
 )
+HOST_COPY_KINDS = frozenset({TaskKind.OFFLOAD, TaskKind.RELOAD})
 MATCHING_SEND = {TaskKind.RECV_F: TaskKind.SEND_F, TaskKind.RECV_B: TaskKind.SEND_B}
 
 NONE = -1
 """The value of an integer field that does not apply to a task."""
 
 _CODE = re.compile(
-    r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?P<microbatch>\d*)"
+    r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?::(?P<phase>F|B|BI|BW))?(?P<microbatch>\d*)"
     r"(?:/(?P<part>\d+))?(?:@(?P<bucket>[a-z0-9]+))?"
 )
 
@@ -59,6 +69,8 @@ class Task:
         first_segment, last_segment: compute: the run of model segments it covers, both included.
         part: compute: the first segment when the task covers only a part of its stage, else NONE.
             Transfers: the index of the edge in `Plan.edges` where the stage has several, else NONE.
+            Collectives and copies of a microbatch: the first segment of the task that they serve.
+        phase: collectives and copies of a microbatch: the pass (F, B, BI or BW) that they serve, else NONE.
         stream: index in `DevicePlan.streams`.
         work: index in `Plan.works` of what is computed, or NONE.
         peer: transfers: the pipeline rank at the other end.
@@ -79,6 +91,7 @@ class Task:
     first_segment: int = NONE
     last_segment: int = NONE
     part: int = NONE
+    phase: int = NONE
     stream: int = 0
     work: int = NONE
     peer: int = NONE
@@ -95,10 +108,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskName:
-    """The identity of a task as text: stage, kind, microbatch, part and bucket.
+    """The identity of a task as text: stage, kind, phase, microbatch, part and bucket.
 
     `2F0` stage 2, forward, microbatch 0 · `2B0/5` only the part that begins at segment 5 ·
-    `1REDUCE_SCATTER@dense0` a bucket's collective · `ALL_REDUCE@norm` the gradient norm.
+    `1REDUCE_SCATTER@dense0` a bucket's collective · `ALL_REDUCE@norm` the gradient norm ·
+    `0ALL_GATHER:F3/5` the all-gather before segment 5 in the forward of microbatch 3.
     """
 
     kind: TaskKind
@@ -106,6 +120,7 @@ class TaskName:
     microbatch: int = NONE
     part: int = NONE
     bucket: str = ""
+    phase: int = NONE
 
     @property
     def code(self) -> str:
@@ -114,7 +129,8 @@ class TaskName:
         microbatch = "" if self.microbatch == NONE else str(self.microbatch)
         part = "" if self.part == NONE else f"/{self.part}"
         bucket = f"@{self.bucket}" if self.bucket else ""
-        return f"{stage}{self.kind.name}{microbatch}{part}{bucket}"
+        phase = "" if self.phase == NONE else f":{TaskKind(self.phase).name}"
+        return f"{stage}{self.kind.name}{phase}{microbatch}{part}{bucket}"
 
     @classmethod
     def parse(cls, code: str) -> TaskName:
@@ -134,4 +150,5 @@ class TaskName:
             microbatch=int(match["microbatch"] or NONE),
             part=int(match["part"] or NONE),
             bucket=match["bucket"] or "",
+            phase=TaskKind[match["phase"]] if match["phase"] else NONE,
         )

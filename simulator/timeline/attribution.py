@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import check_invariant
-from simulator.plan import COLLECTIVE_KINDS, COMPUTE_KINDS, NONE, DevicePlan, Plan, TaskKind
+from simulator.plan import COLLECTIVE_KINDS, COMPUTE_KINDS, HOST_COPY_KINDS, NONE, DevicePlan, Plan, TaskKind
 from simulator.timeline.timeline import RankTrack, Timeline
 
 
@@ -121,6 +121,8 @@ def _label(plan: Plan, kind: TaskKind, group: int, *, is_norm: bool) -> Label:
         return Label.RECOMPUTE
     if kind in {TaskKind.NORM, TaskKind.UPDATE}:
         return Label.OPTIMIZER
+    if kind in HOST_COPY_KINDS:
+        return Label.EXPOSED_OFFLOAD
     return Label.COMPUTE if kind in COMPUTE_KINDS else Label.EXPOSED_PP
 
 

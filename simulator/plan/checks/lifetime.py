@@ -49,7 +49,7 @@ def _first(tasks: Indices, buffers: Indices, num_buffers: int) -> Indices:
 
 
 def _buffer(device: DeviceFacts, buffer: int) -> str:
-    return f"buffer {buffer} of rank {device.rank} ({device.plan.buffers.owners[buffer]})"
+    return f"buffer {buffer} of rank {device.rank} ({device.plan.buffers.owner_of(buffer)})"
 
 
 def _events(device: DeviceFacts, entries: tuple[Indices, Indices], verb: str) -> Iterator[Violation]:

@@ -163,7 +163,7 @@ def test_a_stage_on_replicas_must_be_replicated(tmp_path: Path) -> None:
 
 
 def test_a_stage_claimed_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match="claims segment 0, which the replicate at .* already claims"):
+    with pytest.raises(StrategyError, match=r"claims segment 0, which the replicate at .* already claims"):
         compiled(written(tmp_path, [*OURS, {"op": "replicate", "filter": {"PP": 0}}]), global_batch=8)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from cost_models.ops import Operation, OpKind
 from simulator.plan import (
     Bucket,
@@ -227,10 +225,10 @@ def _device(rank: int, ranks: int, microbatches: int, *, clip: bool, tied: bool)
         pipeline_rank=rank,
         stages=(rank,),
         streams=tuple(streams),
-        buffers=BufferTable(
-            size_bytes=np.array(builder.sizes, dtype=np.int64),
-            memory_class=np.array(builder.classes, dtype=np.int8),
-            persistent=np.array(builder.persistent, dtype=np.bool_),
+        buffers=BufferTable.of(
+            size_bytes=builder.sizes,
+            memory_class=builder.classes,
+            persistent=builder.persistent,
             owners=tuple(builder.owners),
         ),
         buckets=buckets,

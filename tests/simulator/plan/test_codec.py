@@ -102,10 +102,10 @@ def plans(draw: st.DrawFn) -> Plan:
     }
     device = replace(
         base.device_plans[0],
-        buffers=BufferTable(
-            size_bytes=np.array(columns["size_bytes"], dtype=np.int64),
-            memory_class=np.array(columns["memory_class"], dtype=np.int8),
-            persistent=np.array(columns["persistent"], dtype=np.bool_),
+        buffers=BufferTable.of(
+            size_bytes=columns["size_bytes"],
+            memory_class=columns["memory_class"],
+            persistent=columns["persistent"],
             owners=tuple(draw(st.lists(texts, min_size=num_buffers, max_size=num_buffers))),
         ),
         tasks=TaskTable.from_tasks(draw(st.lists(tasks, min_size=num_tasks, max_size=num_tasks))),
@@ -282,7 +282,7 @@ def test_a_wrong_key_or_type_is_named_by_its_path(path, value, rule):
         ("works[0].operations[0].count", 0, "works[0].operations[0]", "must be >= 0, >= 0 and >= 1"),
         ("device_plans[0].tasks.waits.counts[0]", 4, "device_plans[0].tasks.waits.counts", "whose sum is"),
         ("device_plans[0].tasks.stream", [0], "device_plans[0].tasks.stream", "one entry per task"),
-        ("device_plans[0].buffers.owners", [], "device_plans[0].buffers.owners", "one entry per buffer"),
+        ("device_plans[0].buffers.owner", [], "device_plans[0].buffers.owner", "one entry per buffer"),
         ("device_plans[0].stages", [1], "device_plans[1].stages", "already a stage of device plan 0"),
         ("device_plans[0].stages", [0, 5], "device_plans.stages", "without gaps"),
         ("segments[1].inputs[0]", [1, 0], "segments[1].inputs", "an output of an earlier segment"),
@@ -309,7 +309,7 @@ def test_tables_that_contradict_each_other_are_named(*, path, value, field, rule
 @pytest.mark.parametrize(
     ("path", "value", "rule"),
     [
-        ("tasks.kind[0]", 15, "must be in 0..14"),
+        ("tasks.kind[0]", 18, "must be in 0..17"),
         ("tasks.stage[0]", 2, "must be in -1..1"),
         ("tasks.microbatch[0]", 4, "must be in -1..3"),
         ("tasks.microbatch[0]", -1, "is needed by a task of this kind"),
