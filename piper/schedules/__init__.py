@@ -26,7 +26,7 @@ from typing import Any
 
 from cost_models.errors import nearest, require_positive_int
 from piper.errors import StrategyError
-from piper.schedules import gpipe, one_f_one_b
+from piper.schedules import gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, one_f_one_b, zb_h1, zb_h2
 from piper.schedules.costs import Costs, parse_costs
 from piper.schedules.rows import Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
 from piper.schedules.user_file import is_user_function, load_user_function
@@ -42,12 +42,14 @@ ScheduleFunction = Callable[..., Any]
 SCHEDULES: dict[str, ModuleType] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "interleaved_1f1b": interleaved_1f1b,
+    "looped_bfs": looped_bfs,
+    "interleaved_zb": interleaved_zb,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
 }
 
-PLANNED = (
-    "interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "v_half",
-    "v_min", "dualpipe", "dualpipe_v",
-)  # fmt: skip
+PLANNED = ("zb_1p", "zb_2p", "zbv", "v_half", "v_min", "dualpipe", "dualpipe_v")
 """Names that mean a schedule, but that this version has no rows for."""
 
 _REGISTERED: dict[str, ScheduleFunction] = {}

@@ -14,7 +14,7 @@ def require_one_stage(name: str, virtual_stages_per_rank: int, *, instead: str) 
         )
 
 
-def require_memory(name: str, in_flight: int, memory_cap: Fraction | None) -> None:
+def require_memory(name: str, in_flight: int | Fraction, memory_cap: Fraction | None) -> None:
     """Raise if the schedule keeps more microbatches in flight than the cap allows."""
     if memory_cap is not None and in_flight > memory_cap:
         raise ValueError(f"{name} keeps {in_flight} microbatches in flight, the memory cap is {memory_cap}")

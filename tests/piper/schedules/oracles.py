@@ -5,7 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from piper.errors import StrategyError
+from piper.schedules import Rows, schedule_rows
+
 Slot = str | list[str]
+
+
+def rows_or_none(
+    name: str, num_pipeline_ranks: int, num_microbatches: int, virtual_stages_per_rank: int = 1
+) -> Rows | None:
+    """Return checked rows of a schedule, or None for counts that it refuses."""
+    try:
+        return schedule_rows(
+            name,
+            num_pipeline_ranks=num_pipeline_ranks,
+            num_microbatches=num_microbatches,
+            virtual_stages_per_rank=virtual_stages_per_rank,
+        )
+    except StrategyError as error:
+        if not error.rule.startswith("cannot be used: "):
+            raise
+        return None
 
 
 def parse(code: str) -> tuple[int, str, int]:
@@ -43,7 +63,9 @@ def dataflow_times(
     return times
 
 
-def torch_rows(name: str, num_pipeline_ranks: int, num_microbatches: int) -> list[list[str]]:
+def torch_rows(
+    name: str, num_pipeline_ranks: int, num_microbatches: int, virtual_stages_per_rank: int = 1
+) -> list[list[str]]:
     """Return the compute order of a schedule of torch.distributed.pipelining, as codes."""
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -54,7 +76,7 @@ def torch_rows(name: str, num_pipeline_ranks: int, num_microbatches: int) -> lis
             for action in row
             if action is not None and action.computation_type.name in letters
         ]
-        for row in get_schedule_ops(name, num_pipeline_ranks, num_microbatches)
+        for row in get_schedule_ops(name, num_pipeline_ranks, num_microbatches, virtual_stages_per_rank)
     ]
 
 

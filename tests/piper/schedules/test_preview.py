@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piper.errors import StrategyError
-from piper.schedules import SCHEDULES, parse_costs
+from piper.schedules import SCHEDULES, parse_costs, stages_of
 from piper.schedules.gantt import draw_gantt
 from piper.schedules.minimal_plan import preview_plan
 from piper.schedules.preview import Preview, preview_rows, preview_schedule
 from piper.schedules.rows import parse_rows, show_rows
 from simulator.plan.check import check_plan
-from tests.piper.schedules.oracles import dataflow_times
+from tests.piper.schedules.oracles import dataflow_times, rows_or_none
 
 GRID = [(p, m) for p in (2, 4, 8) for m in range(p, 4 * p + 1)]
 KEYS = [
@@ -28,8 +28,14 @@ KEYS = [
 ]
 
 
-def preview(name: str, p: int, m: int, costs: str = "") -> Preview:
-    return preview_schedule(name, num_pipeline_ranks=p, num_microbatches=m, costs=parse_costs(costs))
+def preview(name: str, p: int, m: int, costs: str = "", *, v: int = 1) -> Preview:
+    return preview_schedule(
+        name,
+        num_pipeline_ranks=p,
+        num_microbatches=m,
+        virtual_stages_per_rank=v,
+        costs=parse_costs(costs),
+    )
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -61,13 +67,15 @@ costs_of_passes = st.fractions(min_value=Fraction(1, 8), max_value=5, max_denomi
     name=st.sampled_from(sorted(SCHEDULES)),
     p=st.integers(1, 5),
     m=st.integers(1, 7),
+    v=st.integers(1, 2),
     passes=st.tuples(costs_of_passes, costs_of_passes, costs_of_passes),
     comm=st.just(Fraction(0)) | st.fractions(min_value=0, max_value=9, max_denominator=12),
 )
 @settings(max_examples=50, deadline=None)
-def test_times_are_those_of_the_dataflow_whatever_passes_and_latency_cost(*, name, p, m, passes, comm):
+def test_times_are_those_of_the_dataflow_whatever_passes_and_latency_cost(*, name, p, m, v, passes, comm):
     text = f"F={passes[0]},BI={passes[1]},BW={passes[2]},comm={comm}"
-    assert_dataflow(preview(name, p, m, text))
+    if rows_or_none(name, p, m, v) is not None:
+        assert_dataflow(preview(name, p, m, text, v=v))
 
 
 def assert_dataflow(found: Preview) -> None:
@@ -135,11 +143,11 @@ def test_costs_that_have_too_many_digits_together_are_refused():
 @pytest.mark.parametrize("comm", [0, 3])
 def test_the_plan_of_a_schedule_is_legal(name, comm):
     durations = {"F": 1, "B": 2, "BI": 1, "BW": 1, "FB": 3, "comm": comm}
-    for p, m in [(1, 1), (2, 3), (4, 6)]:
-        plan = preview_plan(
-            preview(name, p, m).rows, stages=tuple((r,) for r in range(p)), durations_ns=durations
-        )
-        assert check_plan(plan) == []
+    for p, m, v in [(1, 1, 1), (2, 3, 1), (4, 6, 1), (2, 4, 2), (4, 8, 2)]:
+        rows = rows_or_none(name, p, m, v)
+        if rows is not None:
+            stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
+            assert check_plan(preview_plan(rows, stages=stages, durations_ns=durations)) == []
     v_plan = preview_plan(parse_rows(V_ROWS, where="test"), stages=V_STAGES, durations_ns=durations)
     assert check_plan(v_plan) == []
 

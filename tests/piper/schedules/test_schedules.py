@@ -19,7 +19,8 @@ from piper.schedules import (
     unchecked_rows,
 )
 from piper.schedules.rows import row_violations
-from tests.piper.schedules.oracles import parse, torch_rows
+from simulator.plan.task import TaskKind
+from tests.piper.schedules.oracles import parse, rows_or_none, torch_rows
 
 GRID = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 7, 8, 16)]
 CONTRACT_NAMES = [
@@ -42,30 +43,47 @@ CONTRACT_NAMES = [
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_microbatch_runs_forward_and_backward_once_on_each_stage_and_the_rows_can_run(name):
-    for p, m in GRID:
-        rows = schedule_rows(name, num_pipeline_ranks=p, num_microbatches=m)
-        stages = stages_of(name, num_pipeline_ranks=p)
-        assert row_violations(rows, stages=stages, num_microbatches=m) == ()
-        listed = sorted(task.code for row in rows for slot in row for task in slot)
-        wanted = sorted(f"{stage}{kind}{mb}" for stage in range(p) for kind in "FB" for mb in range(m))
-        assert listed == wanted
+    found = 0
+    for v in (1, 2, 4):
+        for p, m in GRID:
+            rows = rows_or_none(name, p, m, v)
+            if rows is None:
+                continue
+            found += 1
+            stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
+            assert row_violations(rows, stages=stages, num_microbatches=m) == ()
+            assert passes_of(rows) == sorted((s, mb) for held in stages for s in held for mb in range(m))
+    assert found >= len(GRID) // 2
+
+
+def passes_of(rows) -> list[tuple[int, int]]:
+    """Return stage and microbatch of every F, each of which has either one B or one BI and one BW."""
+    listed = {
+        kind: sorted(
+            (task.stage, task.microbatch)
+            for row in rows
+            for slot in row
+            for task in slot
+            if task.kind is kind
+        )
+        for kind in (TaskKind.F, TaskKind.B, TaskKind.BI, TaskKind.BW)
+    }
+    assert listed[TaskKind.BI] == listed[TaskKind.BW]
+    assert sorted(listed[TaskKind.B] + listed[TaskKind.BI]) == listed[TaskKind.F]
+    return listed[TaskKind.F]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rows_have_the_form_that_users_write(name):
-    raw = find_schedule(name)(
-        num_pipeline_ranks=3,
-        num_microbatches=5,
-        virtual_stages_per_rank=1,
-        costs=parse_costs(),
-        memory_cap=None,
-    )
-    rows = schedule_rows(name, num_pipeline_ranks=3, num_microbatches=5)
-    assert show_rows(rows) == raw
-    assert all(parse(code)[0] == rank for rank, row in enumerate(raw) for code in row)
+    for v in (1, 2):
+        counts = {"num_pipeline_ranks": 4, "num_microbatches": 8, "virtual_stages_per_rank": v}
+        rows = rows_or_none(name, 4, 8, v)
+        if rows is not None:
+            raw = find_schedule(name)(**counts, costs=parse_costs(), memory_cap=None)
+            assert show_rows(rows) == raw
 
 
-TORCH_GRID = [(1, 3), (2, 2), (2, 5), (4, 4), (4, 9), (8, 8), (8, 24)]
+TORCH_GRID = [(p, times * p) for p in (2, 4, 8) for times in (1, 2, 3, 4)] + [(1, 3), (2, 5), (4, 9), (8, 11)]
 
 
 def test_gpipe_rows_equal_those_of_torch():
@@ -82,6 +100,109 @@ def test_1f1b_rows_equal_those_of_torch():
         assert rows == torch_others
         moved = [(stage, kind, mb - (kind == "F")) for stage, kind, mb in map(parse, torch_last)]
         assert list(map(parse, last)) == moved
+
+
+@pytest.mark.parametrize("v", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "in_torch"),
+    [
+        ("interleaved_1f1b", "Interleaved1F1B"),
+        ("looped_bfs", "LoopedBFS"),
+        ("interleaved_zb", "InterleavedZeroBubble"),
+    ],
+)
+def test_rows_of_several_stages_on_a_rank_equal_those_of_torch(name, in_torch, v):
+    compared = 0
+    for p, m in [*TORCH_GRID, (4, 3), (4, 10), (8, 1), (3, 14)]:
+        rows = rows_or_none(name, p, m, v)
+        if rows is None:
+            with pytest.raises(ValueError, match="multiple of the number of rounds"):
+                torch_rows(in_torch, p, m, v)
+        else:
+            compared += 1
+            assert show_rows(rows) == torch_rows(in_torch, p, m, v), (p, m)
+    assert compared >= 15
+
+
+def published_1f1b_row(rank: int, ranks: int, microbatches: int) -> list[str]:
+    """Return the row of the published system's 1F1B builder: some forwards, then F and B in turn."""
+    warm_up = min(ranks - 1 - rank, microbatches)
+    row = [f"{rank}F{m}" for m in range(warm_up)]
+    for m in range(microbatches):
+        row += [f"{rank}F{warm_up + m}"] if warm_up + m < microbatches else []
+        row.append(f"{rank}B{m}")
+    return row
+
+
+def published_interleaved_row(rank: int, ranks: int, microbatches: int, *, v: int) -> list[str]:
+    """Return the row of its interleaved builder: each stage counts its own microbatches."""
+    total = microbatches * v
+    warm_up = min((v - 1) * ranks + 2 * (ranks - 1 - rank), total)
+    stage_of_step = [(step // ranks) % v for step in range(total)]
+    seen = {kind: [0] * v for kind in "FB"}
+
+    def run(kind: str, local: int) -> str:
+        seen[kind][local] += 1
+        return f"{local * ranks + rank}{kind}{seen[kind][local] - 1}"
+
+    row = [run("F", stage_of_step[step]) for step in range(warm_up)]
+    for step in range(warm_up, total):
+        row.append(run("F", stage_of_step[step]))
+        row.append(run("B", v - 1 - stage_of_step[step - warm_up]))
+    return row + [run("B", v - 1 - stage_of_step[step]) for step in range(total - warm_up, total)]
+
+
+def published_zero_bubble_row(rank: int, ranks: int, microbatches: int) -> list[str]:
+    """Return the row of its zero-bubble builder: 1F1B of BI, each BW once more than `rank` BIs are done."""
+    row: list[str] = []
+    inputs = weights = 0
+    for code in published_1f1b_row(rank, ranks, microbatches):
+        row.append(code.replace("B", "BI"))
+        inputs += "B" in code
+        if "B" in code and inputs > rank:
+            row.append(f"{rank}BW{weights}")
+            weights += 1
+    return row + [f"{rank}BW{m}" for m in range(weights, microbatches)]
+
+
+def test_rows_equal_those_of_the_published_systems_builders():
+    """The interleaved builder knows whole rounds only: microbatches are a multiple of the ranks."""
+    for p, m in TORCH_GRID:
+        counts = {"num_pipeline_ranks": p, "num_microbatches": m}
+        ranks = range(p)
+        assert show_rows(schedule_rows("1f1b", **counts)) == [published_1f1b_row(r, p, m) for r in ranks]
+        assert show_rows(schedule_rows("zb_h1", **counts)) == [
+            published_zero_bubble_row(r, p, m) for r in ranks
+        ]
+        for v in (1, 2, 4) if m % p == 0 else ():
+            rows = schedule_rows("interleaved_1f1b", **counts, virtual_stages_per_rank=v)
+            assert show_rows(rows) == [published_interleaved_row(r, p, m, v=v) for r in ranks]
+
+
+def test_interleaved_zero_bubble_with_one_stage_on_each_rank_is_zb_h1():
+    for p, m in TORCH_GRID:
+        rows = rows_or_none("interleaved_zb", p, m)
+        assert rows is None or rows == rows_or_none("zb_h1", p, m)
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "interleaved_zb"])
+@pytest.mark.parametrize("v", [1, 2])
+def test_interleaved_schedules_take_the_counts_that_divide_into_rounds(name, v):
+    """Cases of torch's flexible rounds: 4 ranks take 10, 3 and 7 microbatches, not 9."""
+    for m in (10, 3, 7):
+        assert rows_or_none(name, 4, m, v) is not None
+    for m, near in [(9, "use 8 or 10"), (13, "use 12 or 15"), (11, "use 10 or 12")]:
+        with pytest.raises(StrategyError) as caught:
+            schedule_rows(name, num_pipeline_ranks=4, num_microbatches=m, virtual_stages_per_rank=v)
+        assert near in caught.value.rule
+        assert f"{m // 4} rounds" in caught.value.rule
+
+
+def test_interleaved_schedules_refuse_the_counts_that_torch_refuses_and_no_others():
+    for p in (1, 2, 3, 4, 8):
+        for m in range(1, 5 * p + 1):
+            legal = m % max(1, m // p) == 0
+            assert (rows_or_none("interleaved_1f1b", p, m, 2) is not None) is legal, (p, m)
 
 
 def test_1f1b_with_fewer_microbatches_than_ranks_warms_up_with_all_of_them():
@@ -134,7 +255,15 @@ def test_counts_must_be_whole_and_positive(field, value):
     assert caught.value.rule == "must be a whole number >= 1"
 
 
-@pytest.mark.parametrize(("name", "instead"), [("gpipe", "looped_bfs"), ("1f1b", "interleaved_1f1b")])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("gpipe", "looped_bfs"),
+        ("1f1b", "interleaved_1f1b"),
+        ("zb_h1", "interleaved_zb"),
+        ("zb_h2", "interleaved_zb"),
+    ],
+)
 def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
     with pytest.raises(ValueError, match="one stage on each pipeline rank, not 2"):
         find_schedule(name)(
@@ -146,19 +275,27 @@ def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
     assert instead in caught.value.rule
 
 
-@pytest.mark.parametrize(("name", "needs"), [("gpipe", 6), ("1f1b", 4)])
-def test_a_memory_cap_that_the_schedule_cannot_keep_is_refused(name, needs):
-    counts = {"num_pipeline_ranks": 4, "num_microbatches": 6}
+CAPS = [("gpipe", 8, 1), ("1f1b", 4, 1), ("zb_h1", 4, 1), ("zb_h2", 7, 1), ("looped_bfs", 8, 2),
+        ("interleaved_1f1b", "11/2", 2), ("interleaved_zb", 4, 2), ("interleaved_zb", 4, 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "needs", "v"), CAPS)
+def test_a_memory_cap_that_the_schedule_cannot_keep_is_refused(name, needs, v):
+    counts = {"num_pipeline_ranks": 4, "num_microbatches": 8, "virtual_stages_per_rank": v}
     assert schedule_rows(name, **counts, memory_cap=Fraction(needs))
     with pytest.raises(StrategyError, match=f"keeps {needs} microbatches in flight"):
-        schedule_rows(name, **counts, memory_cap=Fraction(needs) - Fraction(1, 2))
+        schedule_rows(name, **counts, memory_cap=Fraction(needs) - Fraction(1, 3))
 
 
-@given(p=st.integers(1, 12), m=st.integers(1, 30), name=st.sampled_from(sorted(SCHEDULES)))
-@settings(max_examples=40)
-def test_any_count_gives_rows_that_can_run(p, m, name):
-    rows = schedule_rows(name, num_pipeline_ranks=p, num_microbatches=m)
-    assert row_violations(rows, stages=tuple((r,) for r in range(p)), num_microbatches=m) == ()
+@given(
+    p=st.integers(1, 12), m=st.integers(1, 30), v=st.integers(1, 3), name=st.sampled_from(sorted(SCHEDULES))
+)
+@settings(max_examples=40, deadline=None)
+def test_any_count_gives_rows_that_can_run_or_is_refused(*, p, m, v, name):
+    rows = rows_or_none(name, p, m, v)
+    if rows is not None:
+        stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
+        assert row_violations(rows, stages=stages, num_microbatches=m) == ()
 
 
 USER_FILE = """
