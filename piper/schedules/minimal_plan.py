@@ -230,7 +230,7 @@ def _require_cost(slot: Slot, *, where: str) -> None:
 
 
 def _segment(stage: int) -> Segment:
-    hidden = TensorSpec(shape=(1,), dtype="fp32")
+    hidden = TensorSpec(shape=(0,), dtype="fp32")
     inputs = ((stage - 1, 0),)
     return Segment(
         name=f"stage{stage}",

@@ -108,18 +108,17 @@ def _rank_faults(plan: Plan) -> Iterator[Fault]:
     if plan.mesh.size("pp") != plan.num_pipeline_ranks:
         rule = f"must be the number of device plans, {plan.num_pipeline_ranks}"
         yield Fault(place="mesh.axes.pp", value=plan.mesh.size("pp"), rule=rule)
-    owner: dict[int, int] = {}
+    stages: set[int] = set()
     for number, device in enumerate(plan.device_plans):
         if device.pipeline_rank != number:
             place = f"device_plans[{number}].pipeline_rank"
             yield Fault(place=place, value=device.pipeline_rank, rule=f"must be {number}")
-        for stage in device.stages:
-            if stage in owner:
-                rule = f"is already a stage of device plan {owner[stage]}"
-                yield Fault(place=f"device_plans[{number}].stages", value=stage, rule=rule)
-            owner[stage] = number
-    if sorted(owner) != list(range(len(owner))):
-        shown = ", ".join(map(str, sorted(owner)))
+        if len(set(device.stages)) < len(device.stages):
+            shown = ", ".join(map(str, device.stages))
+            yield Fault(place=f"device_plans[{number}].stages", value=shown, rule="must differ")
+        stages.update(device.stages)
+    if sorted(stages) != list(range(len(stages))):
+        shown = ", ".join(map(str, sorted(stages)))
         yield Fault(place="device_plans.stages", value=shown, rule="must be 0, 1, ... without gaps")
 
 
@@ -208,7 +207,7 @@ def _needed_faults(device: DevicePlan, place: str) -> Iterator[Fault]:
 
 
 def _num_stages(plan: Plan) -> int:
-    return sum(len(device.stages) for device in plan.device_plans)
+    return len({stage for device in plan.device_plans for stage in device.stages})
 
 
 def _outside(place: str, value: int, limit: int) -> Fault:

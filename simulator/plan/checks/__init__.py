@@ -12,11 +12,14 @@ waits in a circle (otherwise nothing happens before anything).
 from collections.abc import Callable
 
 from simulator.plan.checks.collectives import check_collectives
+from simulator.plan.checks.contributions import check_contributions
 from simulator.plan.checks.coverage import check_coverage
 from simulator.plan.checks.cycles import check_cycles, check_rendezvous
 from simulator.plan.checks.dataflow import check_dataflow
+from simulator.plan.checks.exchanges import check_exchanges
 from simulator.plan.checks.facts import Facts
 from simulator.plan.checks.lifetime import check_lifetime
+from simulator.plan.checks.sizes import check_sizes
 from simulator.plan.checks.transfers import check_transfers
 from simulator.plan.checks.updates import check_updates
 from simulator.plan.checks.violation import Violation
@@ -28,10 +31,15 @@ CHECKS: dict[str, Callable[[Facts], list[Violation]]] = {
     "collectives": check_collectives,
     "coverage": check_coverage,
     "dataflow": check_dataflow,
+    "exchanges": check_exchanges,
     "lifetime": check_lifetime,
+    "sizes": check_sizes,
+    "contributions": check_contributions,
     "updates": check_updates,
 }
 
-NEEDS_ORDER = frozenset({"rendezvous", "collectives", "coverage", "dataflow", "lifetime", "updates"})
+NEEDS_ORDER = frozenset(
+    {"rendezvous", "collectives", "coverage", "dataflow", "lifetime", "contributions", "updates"}
+)
 
 __all__ = ["CHECKS", "NEEDS_ORDER", "Facts", "Violation"]

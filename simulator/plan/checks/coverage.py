@@ -1,35 +1,74 @@
-"""Every (segment, microbatch) runs forward once and backward once, on the device of its stage."""
+"""Every (segment, microbatch) runs forward once and backward once, on a device that holds its stage.
+
+A stage that several pipeline ranks hold shares its microbatches out among them: each runs on one of them,
+forward and backward on the same. A segment none of whose outputs needs a gradient has no backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.plan.checks.facts import DeviceFacts, Facts
-from simulator.plan.checks.passes import Passes, passes_of
+from simulator.plan.checks.facts import DeviceFacts, Facts, Flags, Indices
 from simulator.plan.checks.violation import Violation
-from simulator.plan.task import TaskKind
+from simulator.plan.task import NONE, TaskKind
+
+_BACKWARD = (TaskKind.B, TaskKind.BI, TaskKind.BW)
 
 
 def check_coverage(facts: Facts) -> list[Violation]:
     """Find passes that are forgotten, repeated, or run on a device that lacks the stage."""
     found: list[Violation] = []
     for device in facts.devices:
-        passes = passes_of(facts, device)
-        found += _strangers(facts, device, passes)
-        found += _miscounted(facts, device, passes)
-    homeless = sorted({segment.stage for segment in facts.plan.segments} ^ set(range(len(facts.owner))))
+        found += _strangers(facts, device)
+    for stage in range(len(facts.homes)):
+        counts = _Counts.of(facts, stage)
+        found += _miscounted(facts, counts)
+        found += _torn(facts, counts)
+    homeless = sorted({segment.stage for segment in facts.plan.segments} ^ set(range(len(facts.homes))))
     for stage in homeless:
         found.append(Violation(rule="stage-lost", message=f"stage {stage} has no segments or no device"))
     return found
 
 
-def _strangers(facts: Facts, device: DeviceFacts, passes: Passes) -> Iterator[Violation]:
-    for task in passes.strangers:
-        first, last = (int(column[task]) for column in _range_columns(device))
-        owners = sorted({facts.owner[facts.plan.segments[segment].stage] for segment in (first, last)})
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Counts:
+    """How often each pass of a stage runs.
+
+    Args:
+        stage: the stage.
+        segments: its segments, rising.
+        by_rank: by pipeline rank and kind int64 [segments, microbatch].
+    """
+
+    stage: int
+    segments: Indices
+    by_rank: dict[int, dict[TaskKind, Indices]]
+
+    @classmethod
+    def of(cls, facts: Facts, stage: int) -> _Counts:
+        segments = np.flatnonzero(facts.stage_of_segment == stage)
+        by_rank = {}
+        for rank in facts.homes[stage]:
+            passes = facts.passes[rank]
+            rows = passes.row[segments]
+            by_rank[rank] = {kind: count[rows] for kind, count in passes.count.items()}
+        return cls(stage=stage, segments=segments, by_rank=by_rank)
+
+    def total(self, kind: TaskKind) -> Indices:
+        tables = [counts[kind] for counts in self.by_rank.values()]
+        total: Indices = np.sum(tables, axis=0, dtype=np.int64)
+        return total
+
+
+def _strangers(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
+    for task in facts.passes[device.rank].strangers:
+        table = device.plan.tasks
+        first, last = int(table.first_segment[task]), int(table.last_segment[task])
+        stages = (facts.plan.segments[segment].stage for segment in (first, last))
+        owners = sorted({rank for stage in stages for rank in facts.homes[stage]})
         home = ", ".join(f"rank {owner}" for owner in owners)
         message = (
             f"{device.name(task)} covers segments {first}..{last}, which are not all of its stage ({home})"
@@ -37,45 +76,71 @@ def _strangers(facts: Facts, device: DeviceFacts, passes: Passes) -> Iterator[Vi
         yield Violation(rule="wrong-stage", message=message, tasks=(device.name(task),))
 
 
-def _range_columns(device: DeviceFacts) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    return device.plan.tasks.first_segment, device.plan.tasks.last_segment
-
-
-def _miscounted(facts: Facts, device: DeviceFacts, passes: Passes) -> Iterator[Violation]:
-    forward = passes.count[TaskKind.F] != 1
-    fused, inputs, weights = (passes.count[kind] for kind in (TaskKind.B, TaskKind.BI, TaskKind.BW))
-    backward = ~(((fused == 1) & (inputs + weights == 0)) | ((fused == 0) & (inputs == 1) & (weights == 1)))
-    yield from _miscounted_pass(facts, device, (passes, forward, (TaskKind.F,)))
-    yield from _miscounted_pass(facts, device, (passes, backward, (TaskKind.B, TaskKind.BI, TaskKind.BW)))
+def _miscounted(facts: Facts, counts: _Counts) -> Iterator[Violation]:
+    forward = counts.total(TaskKind.F) != 1
+    fused, inputs, weights = (counts.total(kind) for kind in _BACKWARD)
+    whole = ((fused == 1) & (inputs + weights == 0)) | ((fused == 0) & (inputs == 1) & (weights == 1))
+    needed = facts.needs_backward[counts.segments][:, None]
+    backward = np.where(needed, ~whole, fused + inputs + weights > 0)
+    yield from _miscounted_pass(facts, counts, (forward, (TaskKind.F,)))
+    yield from _miscounted_pass(facts, counts, (backward, _BACKWARD))
 
 
 def _miscounted_pass(
-    facts: Facts,
-    device: DeviceFacts,
-    found: tuple[Passes, npt.NDArray[np.bool_], tuple[TaskKind, ...]],
+    facts: Facts, counts: _Counts, found: tuple[Flags, tuple[TaskKind, ...]]
 ) -> Iterator[Violation]:
-    """Yield one violation per stage and microbatch that has a wrong cell."""
-    passes, bad, kinds = found
-    stages = np.array([facts.plan.segments[segment].stage for segment in passes.segments], dtype=np.int64)
-    for stage in device.plan.stages:
-        of_stage = np.flatnonzero(stages == stage)
-        for microbatch in np.flatnonzero(bad[of_stage].any(axis=0)).tolist():
-            rows = of_stage[bad[of_stage, microbatch]]
-            counts = " + ".join(
-                f"{int(passes.count[kind][rows[0], microbatch])} {kind.name}" for kind in kinds
-            )
-            need = "1 F" if kinds == (TaskKind.F,) else "1 B, or 1 BI and 1 BW"
-            segments = f"segments {passes.segments[rows[0]]}..{passes.segments[rows[-1]]}"
+    """Yield one violation per microbatch that has a wrong cell."""
+    bad, kinds = found
+    ranks = " and ".join(f"rank {rank}" for rank in counts.by_rank)
+    for microbatch in np.flatnonzero(bad.any(axis=0)).tolist():
+        rows = np.flatnonzero(bad[:, microbatch])
+        amounts = " + ".join(f"{int(counts.total(kind)[rows[0], microbatch])} {kind.name}" for kind in kinds)
+        segments = f"segments {counts.segments[rows[0]]}..{counts.segments[rows[-1]]}"
+        message = (
+            f"stage {counts.stage} microbatch {microbatch} ({segments}) has {amounts} on {ranks}, "
+            f"must be {_need(facts, int(counts.segments[rows[0]]), kinds)}"
+        )
+        yield Violation(
+            rule="forward-count" if kinds == (TaskKind.F,) else "backward-count",
+            message=message,
+            tasks=_tasks_of(facts, counts, (kinds, microbatch)),
+            stages=(counts.stage,),
+        )
+
+
+def _need(facts: Facts, segment: int, kinds: tuple[TaskKind, ...]) -> str:
+    if kinds == (TaskKind.F,):
+        return "1 F"
+    return "1 B, or 1 BI and 1 BW" if facts.needs_backward[segment] else "none: nothing needs a gradient"
+
+
+def _tasks_of(facts: Facts, counts: _Counts, which: tuple[tuple[TaskKind, ...], int]) -> tuple[str, ...]:
+    kinds, microbatch = which
+    names: tuple[str, ...] = ()
+    for rank in counts.by_rank:
+        device = facts.devices[rank]
+        table = device.plan.tasks
+        same = (table.stage == counts.stage) & (table.microbatch == microbatch)
+        names += device.names(np.flatnonzero(same & np.isin(table.kind, kinds)).tolist())
+    return names
+
+
+def _torn(facts: Facts, counts: _Counts) -> Iterator[Violation]:
+    """Yield backward (and recompute) passes on another rank than the forward of that microbatch."""
+    if len(counts.by_rank) == 1:
+        return
+    place = facts.place[counts.stage]
+    for rank, of_rank in counts.by_rank.items():
+        ran = sum(of_rank[kind] for kind in (*_BACKWARD, TaskKind.R))
+        away = np.asarray(ran).any(axis=0) & (place != rank) & (place != NONE)
+        for microbatch in np.flatnonzero(away).tolist():
             message = (
-                f"stage {stage} microbatch {microbatch} ({segments}) has {counts} on rank {device.rank}, "
-                f"must be {need}"
+                f"stage {counts.stage} microbatch {microbatch} runs backward on rank {rank}, "
+                f"but its forward on rank {place[microbatch]}"
             )
-            tasks = _tasks_of(device, kinds, (stage, microbatch))
-            rule = "forward-count" if kinds == (TaskKind.F,) else "backward-count"
-            yield Violation(rule=rule, message=message, tasks=tasks)
-
-
-def _tasks_of(device: DeviceFacts, kinds: tuple[TaskKind, ...], place: tuple[int, int]) -> tuple[str, ...]:
-    table = device.plan.tasks
-    same = (table.stage == place[0]) & (table.microbatch == place[1]) & np.isin(table.kind, kinds)
-    return device.names(np.flatnonzero(same).tolist())
+            yield Violation(
+                rule="wrong-copy",
+                message=message,
+                tasks=_tasks_of(facts, counts, ((TaskKind.F, *_BACKWARD), microbatch)),
+                stages=(counts.stage,),
+            )

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
-from simulator.plan.checks.passes import Passes, passes_of
 from simulator.plan.checks.violation import Violation
 from simulator.plan.plan import Edge
-from simulator.plan.task import NONE, RECV_KINDS, SEND_KINDS, TaskKind
+from simulator.plan.task import NONE, TaskKind
 
 Pair = tuple[Indices, Indices]
 """Tasks by microbatch, and the tasks that need their results."""
+
+_KINDS = (TaskKind.SEND_F, TaskKind.RECV_F, TaskKind.SEND_B, TaskKind.RECV_B)
 
 
 def check_dataflow(facts: Facts) -> list[Violation]:
@@ -21,30 +22,29 @@ def check_dataflow(facts: Facts) -> list[Violation]:
     found: list[Violation] = []
     transfers = [_transfers(facts, device) for device in facts.devices]
     for device in facts.devices:
-        pairs = [*_pass_pairs(passes := passes_of(facts, device))]
-        pairs += _local_pairs(facts, passes)
-        pairs += _transfer_pairs(facts, device, (passes, transfers[device.rank]))
+        pairs = [*_pass_pairs(facts, device), *_local_pairs(facts, device)]
+        pairs += _transfer_pairs(facts, device, transfers[device.rank])
         found += _unordered(device, pairs)
     return [*found, *_never_sent(facts, transfers), *_without_edge(facts)]
 
 
-_Transfers = dict[tuple[TaskKind, int], Indices]
-"""Tasks by microbatch, for each kind and edge."""
+_Transfers = dict[TaskKind, Indices]
+"""By kind int64 [edges, microbatch]: the task, or NONE."""
 
 
 def _transfers(facts: Facts, device: DeviceFacts) -> _Transfers:
     table, found = device.plan.tasks, {}
-    for kind in sorted(SEND_KINDS | RECV_KINDS):
-        for edge in range(len(facts.plan.edges)):
-            tasks = np.flatnonzero((table.kind == kind) & (table.edge == edge))
-            by_microbatch = np.full(facts.plan.training.num_microbatches, NONE, dtype=np.int64)
-            by_microbatch[table.microbatch[tasks]] = tasks
-            found[kind, edge] = by_microbatch
+    shape = (len(facts.plan.edges), facts.plan.training.num_microbatches)
+    for kind in _KINDS:
+        tasks = np.flatnonzero(table.kind == kind)[::-1]
+        found[kind] = np.full(shape, NONE, dtype=np.int64)
+        found[kind][table.edge[tasks], table.microbatch[tasks]] = tasks
     return found
 
 
-def _pass_pairs(passes: Passes) -> Iterator[Pair]:
+def _pass_pairs(facts: Facts, device: DeviceFacts) -> Iterator[Pair]:
     """Yield F before R before B, and BI before BW."""
+    passes = facts.passes[device.rank]
     task, gradient = passes.task, passes.gradient
     yield task[TaskKind.F].ravel(), gradient.ravel()
     yield task[TaskKind.F].ravel(), task[TaskKind.R].ravel()
@@ -52,8 +52,9 @@ def _pass_pairs(passes: Passes) -> Iterator[Pair]:
     yield task[TaskKind.BI].ravel(), task[TaskKind.BW].ravel()
 
 
-def _local_pairs(facts: Facts, passes: Passes) -> Iterator[Pair]:
+def _local_pairs(facts: Facts, device: DeviceFacts) -> Iterator[Pair]:
     """Yield producer before consumer between segments of this device, and the reverse for gradients."""
+    passes = facts.passes[device.rank]
     forward, gradient = passes.task[TaskKind.F], passes.gradient
     for segment in passes.segments.tolist():
         for producer, output in facts.plan.segments[segment].inputs:
@@ -65,32 +66,30 @@ def _local_pairs(facts: Facts, passes: Passes) -> Iterator[Pair]:
                 yield gradient[target], gradient[source]
 
 
-def _transfer_pairs(facts: Facts, device: DeviceFacts, tables: tuple[Passes, _Transfers]) -> Iterator[Pair]:
+def _transfer_pairs(facts: Facts, device: DeviceFacts, transfers: _Transfers) -> Iterator[Pair]:
     """Yield F before its send, a receive before the F that needs it, and the same for gradients."""
-    passes, transfers = tables
-    forward, gradient = passes.task[TaskKind.F], passes.gradient
-    for number, edge in _crossing(facts):
-        if facts.owner[edge.source_stage] == device.rank:
-            for producer, _ in edge.values:
-                yield forward[passes.row[producer]], transfers[TaskKind.SEND_F, number]
-            for producer, _ in edge.grad_values:
-                yield transfers[TaskKind.RECV_B, number], gradient[passes.row[producer]]
-        if facts.owner[edge.target_stage] == device.rank:
-            for segment in passes.segments.tolist():
-                if facts.plan.segments[segment].stage != edge.target_stage:
-                    continue
-                inputs = facts.plan.segments[segment].inputs
-                if not set(inputs).isdisjoint(edge.values):
-                    yield transfers[TaskKind.RECV_F, number], forward[passes.row[segment]]
-                if not set(inputs).isdisjoint(edge.grad_values):
-                    yield gradient[passes.row[segment]], transfers[TaskKind.SEND_B, number]
-
-
-def _crossing(facts: Facts) -> Iterator[tuple[int, Edge]]:
-    """Yield the edges between different devices."""
+    passes = facts.passes[device.rank]
+    forward, gradient, mine = passes.task[TaskKind.F], passes.gradient, set(device.plan.stages)
     for number, edge in enumerate(facts.plan.edges):
-        if facts.owner[edge.source_stage] != facts.owner[edge.target_stage]:
-            yield number, edge
+        if edge.source_stage in mine:
+            for producer, _ in edge.values:
+                yield forward[passes.row[producer]], transfers[TaskKind.SEND_F][number]
+            for producer, _ in edge.grad_values:
+                yield transfers[TaskKind.RECV_B][number], gradient[passes.row[producer]]
+        if edge.target_stage in mine:
+            yield from _into(facts, device, (number, edge, transfers))
+
+
+def _into(facts: Facts, device: DeviceFacts, arriving: tuple[int, Edge, _Transfers]) -> Iterator[Pair]:
+    number, edge, transfers = arriving
+    passes = facts.passes[device.rank]
+    for segment in np.flatnonzero(facts.stage_of_segment == edge.target_stage).tolist():
+        row, inputs = passes.row[segment], facts.plan.segments[segment].inputs
+        if not set(inputs).isdisjoint(edge.values):
+            yield transfers[TaskKind.RECV_F][number], passes.task[TaskKind.F][row]
+            yield transfers[TaskKind.RECV_F][number], passes.task[TaskKind.R][row]
+        if not set(inputs).isdisjoint(edge.grad_values):
+            yield passes.gradient[row], transfers[TaskKind.SEND_B][number]
 
 
 def _unordered(device: DeviceFacts, pairs: list[Pair]) -> Iterator[Violation]:
@@ -109,23 +108,28 @@ def _unordered(device: DeviceFacts, pairs: list[Pair]) -> Iterator[Violation]:
 
 def _never_sent(facts: Facts, transfers: list[_Transfers]) -> Iterator[Violation]:
     """Yield values of a microbatch that cross devices without any transfer."""
-    for number, edge in _crossing(facts):
-        source, target = facts.owner[edge.source_stage], facts.owner[edge.target_stage]
-        for what, needed, sent, received in (
-            ("activations", edge.values, (source, TaskKind.SEND_F), (target, TaskKind.RECV_F)),
-            ("gradients", edge.grad_values, (target, TaskKind.SEND_B), (source, TaskKind.RECV_B)),
+    for number, edge in enumerate(facts.plan.edges):
+        below, above = facts.place[edge.source_stage], facts.place[edge.target_stage]
+        for what, needed, (source, sent), (target, received) in (
+            ("activations", edge.values, (below, TaskKind.SEND_F), (above, TaskKind.RECV_F)),
+            ("gradients", edge.grad_values, (above, TaskKind.SEND_B), (below, TaskKind.RECV_B)),
         ):
             if not needed:
                 continue
-            lost = (transfers[sent[0]][sent[1], number] == NONE) & (
-                transfers[received[0]][received[1], number] == NONE
-            )
-            for microbatch in np.flatnonzero(lost).tolist():
-                message = (
-                    f"the {what} of microbatch {microbatch} between stages {edge.source_stage} and "
-                    f"{edge.target_stage} are never transferred between ranks {source} and {target}"
+            crossing = (source != target) & (source != NONE) & (target != NONE)
+            for microbatch in np.flatnonzero(crossing).tolist():
+                ranks = int(source[microbatch]), int(target[microbatch])
+                listed = (
+                    transfers[ranks[0]][sent][number, microbatch],
+                    transfers[ranks[1]][received][number, microbatch],
                 )
-                yield Violation(rule="transfer-missing", message=message)
+                if set(listed) == {NONE}:
+                    message = (
+                        f"the {what} of microbatch {microbatch} between stages {edge.source_stage} and "
+                        f"{edge.target_stage} are never transferred between ranks {ranks[0]} and {ranks[1]}"
+                    )
+                    stages = (edge.source_stage, edge.target_stage)
+                    yield Violation(rule="transfer-missing", message=message, stages=stages)
 
 
 def _without_edge(facts: Facts) -> Iterator[Violation]:
@@ -134,11 +138,13 @@ def _without_edge(facts: Facts) -> Iterator[Violation]:
     carried = {(edge.target_stage, value) for edge in facts.plan.edges for value in edge.values}
     for number, segment in enumerate(segments):
         for producer, output in segment.inputs:
-            if producer == NONE or facts.owner[segments[producer].stage] == facts.owner[segment.stage]:
+            if producer == NONE:
                 continue
-            if (segment.stage, (producer, output)) not in carried:
+            source = segments[producer].stage
+            apart = facts.place[source] != facts.place[segment.stage]
+            if apart.any() and (segment.stage, (producer, output)) not in carried:
                 message = (
                     f"segment {number} ({segment.name}) needs output {output} of segment {producer} "
                     f"({segments[producer].name}) on another rank, but no edge carries it"
                 )
-                yield Violation(rule="edge-missing", message=message)
+                yield Violation(rule="edge-missing", message=message, stages=(source, segment.stage))

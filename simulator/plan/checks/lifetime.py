@@ -1,4 +1,7 @@
-"""Buffers: one birth, one death, and every reader surely in between ([Note: happens before])."""
+"""Buffers: one birth, one death, and every reader surely in between ([Note: happens before]).
+
+An all-reduce works in place: whoever else reads its temporary buffers comes surely before or after it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy.typing as npt
 from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
 from simulator.plan.checks.violation import Violation
 from simulator.plan.plan import IndexLists
-from simulator.plan.task import NONE
+from simulator.plan.task import NONE, TaskKind
 
 
 def check_lifetime(facts: Facts) -> list[Violation]:
@@ -34,6 +37,7 @@ def _device(device: DeviceFacts) -> Iterator[Violation]:
     yield from _early(device, (read_task, read_buffer), born, verb="reads")
     yield from _early(device, (free_task, free_buffer), born, verb="frees")
     yield from _late(device, (read_task, read_buffer), dead)
+    yield from _raced(device, (read_task, read_buffer))
 
 
 def _flat(lists: IndexLists) -> tuple[Indices, Indices]:
@@ -108,6 +112,25 @@ def _late(device: DeviceFacts, entries: tuple[Indices, Indices], dead: Indices) 
             rule, how = "freed-while-read", f"while {names[1]}, which does not wait for it, may free it"
         message = f"{names[0]} reads {_buffer(device, buffer)} {how}"
         yield Violation(rule=rule, message=message, tasks=names)
+
+
+def _raced(device: DeviceFacts, entries: tuple[Indices, Indices]) -> Iterator[Violation]:
+    """Yield readers of a buffer that an all-reduce may be changing at the same time."""
+    tasks, buffers = _of_temporary(device, entries)
+    table = device.plan.tasks
+    changed = np.zeros(len(device.plan.buffers.persistent), dtype=np.bool_)
+    changed[buffers[table.kind[tasks] == TaskKind.ALL_REDUCE]] = True
+    tasks, buffers = tasks[changed[buffers]], buffers[changed[buffers]]
+    order = np.lexsort((tasks, buffers))
+    tasks, buffers = tasks[order], buffers[order]
+    pair = (buffers[:-1] == buffers[1:]) & (tasks[:-1] != tasks[1:])
+    first, second = tasks[:-1][pair], tasks[1:][pair]
+    writes = (table.kind[first] == TaskKind.ALL_REDUCE) | (table.kind[second] == TaskKind.ALL_REDUCE)
+    bad = writes & ~device.before(first, second) & ~device.before(second, first)
+    for one, other, buffer in _columns(bad, first, second, buffers[1:][pair]):
+        names = device.names((one, other))
+        message = f"{names[0]} and {names[1]} use {_buffer(device, buffer)} in no order, and one changes it"
+        yield Violation(rule="missing-wait", message=message, tasks=names)
 
 
 def _of_temporary(device: DeviceFacts, entries: tuple[Indices, Indices]) -> tuple[Indices, Indices]:

@@ -1,225 +1,232 @@
-"""Every trainable parameter is reduced and updated once per step, in the right order, and then used.
+"""Every trainable parameter is updated once per step, from complete gradients, and used only after that.
 
 [Note: end of step]
-Per bucket: all backward passes, then (tied parameters) the sum over stages, then the reduction over
-replicas, then (clipping) the norm, then the update, then (ZeRO 1 and 2) the all-gather, and the forward
-passes of the next step after that.
+Per bucket: its last reductions (or, with one replica, its backward passes), then (clipping) the norm, then
+the update. Where state is cut over ranks, parameters are gathered between the update and their next use:
+after the update (ZeRO 1 and 2) or before each use (ZeRO 3, where no whole parameters are kept). The
+forward passes of the next step come after all that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from simulator.plan.buffers import Bucket
-from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
+from simulator.plan.checks.contributions import REDUCTION_KINDS, TIED, contributions, levels_of, some
+from simulator.plan.checks.facts import DeviceFacts, Facts, Flags, Indices
 from simulator.plan.checks.violation import Violation
 from simulator.plan.task import NONE, TaskKind
 
-_TIED = "tied"
-_REDUCTIONS = (TaskKind.ALL_REDUCE, TaskKind.REDUCE_SCATTER)
-_LAST_GATHERED_ZERO = 2
-"""Up to ZeRO 2 parameters are whole between steps: shards are gathered after the update."""
+_WHOLE_ZERO = 2
+"""Up to ZeRO 2 parameters are whole between steps."""
+
+_USES = (TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.BI)
+"""Passes that need the parameters (BW needs activations and gradients only)."""
 
 
 def check_updates(facts: Facts) -> list[Violation]:
     """Find parameters that are not updated exactly once, too early, or used before that in the next step."""
-    used_on = _pipeline_ranks_by_parameter(facts)
-    return [violation for device in facts.devices for violation in _Ending(facts, device).violations(used_on)]
+    trained = {parameter.name for parameter in facts.plan.parameters if parameter.trainable}
+    return [violation for device in facts.devices for violation in _Ending(facts, device).violations(trained)]
 
 
-def _pipeline_ranks_by_parameter(facts: Facts) -> dict[str, set[int]]:
-    """Return on which pipeline ranks each trainable parameter is used."""
-    trainable = {parameter.name for parameter in facts.plan.parameters if parameter.trainable}
-    found: dict[str, set[int]] = {}
-    for segment in facts.plan.segments:
-        for name in segment.parameters:
-            if name in trainable:
-                found.setdefault(name, set()).add(facts.owner[segment.stage])
-    return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Ending:
     """The end of the step on one device."""
 
     facts: Facts
     device: DeviceFacts
 
-    def violations(self, used_on: dict[str, set[int]]) -> Iterator[Violation]:
-        mine = [name for name, ranks in used_on.items() if self.device.rank in ranks]
-        yield from self._unowned(mine)
-        yield from self._untied([name for name in mine if len(used_on[name]) > 1])
+    def violations(self, trained: set[str]) -> Iterator[Violation]:
+        yield from self._unowned(trained)
         for number, bucket in enumerate(self.device.plan.buckets):
-            yield from self._tied(number, bucket) if bucket.kind == _TIED else self._bucket(number, bucket)
+            if bucket.kind != TIED:
+                yield from self._bucket(number, bucket)
         yield from self._norm()
 
-    def _tasks(self, kinds: Sequence[TaskKind], bucket: int) -> Indices:
-        """Return the once-per-step tasks of these kinds and this bucket."""
+    def _tasks(self, kind: TaskKind, bucket: int) -> Indices:
         table = self.device.plan.tasks
-        same = np.isin(table.kind, list(kinds)) & (table.bucket == bucket) & (table.microbatch == NONE)
-        return np.flatnonzero(same)
+        return np.flatnonzero((table.kind == kind) & (table.bucket == bucket))
 
-    def _unowned(self, mine: Sequence[str]) -> Iterator[Violation]:
+    def _unowned(self, trained: set[str]) -> Iterator[Violation]:
         """Yield trainable parameters of this device that are not in exactly one bucket."""
+        segments = [self.facts.plan.segments[s] for s in self.facts.passes[self.device.rank].segments]
+        mine = dict.fromkeys(name for one in segments for name in one.parameters if name in trained)
         owners: dict[str, list[str]] = {name: [] for name in mine}
         for bucket in self.device.plan.buckets:
-            for name in bucket.parameters if bucket.kind != _TIED else ():
+            for name in bucket.parameters if bucket.kind != TIED else ():
                 if name in owners:
                     owners[name].append(bucket.name)
+        stage_of = {name: one.stage for one in segments for name in one.parameters}
         for name, buckets in owners.items():
-            where = f"parameter {name} of rank {self.device.rank}"
+            where, stages = f"parameter {name} of rank {self.device.rank}", (stage_of[name],)
             if not buckets:
-                yield Violation(rule="never-updated", message=f"{where} is in no bucket: it is never updated")
+                message = f"{where} is in no bucket: it is never updated"
+                yield Violation(rule="never-updated", message=message, stages=stages)
             elif len(buckets) > 1:
                 message = (
                     f"{where} is in several buckets ({', '.join(buckets)}): it is updated more than once"
                 )
-                yield Violation(rule="updated-twice", message=message)
-
-    def _untied(self, shared: Sequence[str]) -> Iterator[Violation]:
-        """Yield parameters that other pipeline ranks use too, but whose gradients are not summed."""
-        buckets = self.device.plan.buckets
-        summed = {name for bucket in buckets if bucket.kind == _TIED for name in bucket.parameters}
-        for name in shared:
-            if name not in summed:
-                message = (
-                    f"parameter {name} of rank {self.device.rank} is shared with other pipeline ranks, "
-                    "but its gradients are never summed over them"
-                )
-                yield Violation(rule="never-reduced", message=message)
+                yield Violation(rule="updated-twice", message=message, stages=stages)
 
     def _bucket(self, number: int, bucket: Bucket) -> Iterator[Violation]:
-        updates, reductions = self._tasks([TaskKind.UPDATE], number), self._tasks(_REDUCTIONS, number)
-        gathers = self._tasks([TaskKind.ALL_GATHER], number)
+        updates = self._tasks(TaskKind.UPDATE, number)
         yield from self._once(bucket, updates, ("never-updated", "updated-twice", "updated"))
-        yield from self._reduced_once(bucket, reductions)
-        backwards = self._backwards(bucket)
-        yield from self._ordered(backwards, reductions, "reduces gradients")
-        yield from self._ordered(backwards, updates, "updates parameters")
-        yield from self._ordered(reductions, updates, "updates parameters")
-        if 1 <= bucket.zero <= _LAST_GATHERED_ZERO and bucket.shard_count > 1:
-            yield from self._once(bucket, gathers, ("never-gathered", "gathered-twice", "gathered"))
-            yield from self._ordered(updates, gathers, "gathers parameters")
-        yield from self._stale(bucket, gathers if len(gathers) else updates)
+        levels = levels_of(self.device, number)
+        if bucket.group != NONE and levels:
+            yield from self._ordered(levels[-1], updates, "updates parameters")
+        yield from self._ordered(self._sources(bucket), updates, "updates parameters")
+        writers = updates
+        if bucket.zero >= 1 and bucket.shard_count > 1:
+            gathers = self._tasks(TaskKind.ALL_GATHER, number)
+            yield from self._gathered(bucket, (updates, gathers))
+            late = gathers[self._after(updates, gathers)]
+            writers = late if len(late) else updates
+        yield from self._stale(bucket, writers)
+
+    def _sources(self, bucket: Bucket) -> Indices:
+        """Return the last backward pass on each stream that adds to the bucket, and its sums over ranks."""
+        tasks = contributions(self.facts, self.device, bucket.parameters).tasks
+        streams = self.device.plan.tasks.stream[tasks]
+        last = [int(tasks[streams == stream].max()) for stream in np.unique(streams).tolist()]
+        for other, tied in enumerate(self.device.plan.buckets):
+            if tied.kind == TIED and not set(tied.parameters).isdisjoint(bucket.parameters):
+                last += [task for level in levels_of(self.device, other) for task in level.tolist()]
+        return np.array(sorted(last), dtype=np.int64)
 
     def _once(self, bucket: Bucket, tasks: Indices, rules: tuple[str, str, str]) -> Iterator[Violation]:
         never, twice, verb = rules
+        where = f"bucket {bucket.name} of rank {self.device.rank}"
         if len(tasks) == 0:
-            parameters = _some(bucket.parameters)
-            message = f"bucket {bucket.name} of rank {self.device.rank} ({parameters}) is never {verb}"
-            yield Violation(rule=never, message=message)
+            message = f"{where} ({some(bucket.parameters)}) is never {verb}"
+            yield Violation(rule=never, message=message, stages=(bucket.stage,))
         elif len(tasks) > 1:
             names = self.device.names(tasks.tolist())
-            message = f"bucket {bucket.name} of rank {self.device.rank} is {verb} by {' and '.join(names)}"
-            yield Violation(rule=twice, message=message, tasks=names)
+            yield Violation(rule=twice, message=f"{where} is {verb} by {' and '.join(names)}", tasks=names)
 
-    def _reduced_once(self, bucket: Bucket, reductions: Indices) -> Iterator[Violation]:
-        mesh = self.facts.plan.mesh
-        if bucket.group != NONE:
-            yield from self._once(bucket, reductions, ("never-reduced", "reduced-twice", "reduced"))
-        elif bucket.kind == "dense" and mesh.size("dp") * mesh.size("cp") > 1:
+    def _gathered(self, bucket: Bucket, tasks: tuple[Indices, Indices]) -> Iterator[Violation]:
+        """Yield parameters that are used without being gathered since they were updated."""
+        updates, gathers = tasks
+        late = gathers[self._after(updates, gathers)]
+        early = np.setdiff1d(gathers, late)
+        users = self._users(bucket)
+        gathered_first = self._any_before(early, users)
+        if bucket.zero <= _WHOLE_ZERO and (len(late) or not gathered_first.all() or not len(users)):
+            yield from self._once(bucket, late, ("never-gathered", "gathered-twice", "gathered"))
+            yield from self._ordered(updates, early, "gathers parameters")
+        elif not len(late) and not gathered_first.all():
+            names = self.device.names(users[~gathered_first][:1].tolist())
             message = (
-                f"bucket {bucket.name} of rank {self.device.rank} has replicas but no group to reduce it"
+                f"{names[0]} uses bucket {bucket.name} of rank {self.device.rank}, which is cut over "
+                f"{bucket.shard_count} ranks, without waiting for a task that gathers it"
             )
-            yield Violation(rule="never-reduced", message=message)
+            yield Violation(rule="never-gathered", message=message, tasks=names)
 
-    def _tied(self, number: int, bucket: Bucket) -> Iterator[Violation]:
-        sums = self._tasks(_REDUCTIONS, number)
-        yield from self._once(bucket, sums, ("never-reduced", "reduced-twice", "reduced"))
-        yield from self._ordered(self._backwards(bucket), sums, "reduces gradients")
-        for other, owner in enumerate(self.device.plan.buckets):
-            if owner.kind != _TIED and not set(owner.parameters).isdisjoint(bucket.parameters):
-                later = self._tasks((*_REDUCTIONS, TaskKind.UPDATE), other)
-                yield from self._ordered(sums, later, "uses gradients")
+    def _after(self, first: Indices, second: Indices) -> Flags:
+        """Return which of `second` come after all of `first`."""
+        before = self._grid(first, second)
+        return np.asarray(before.all(axis=0) if len(first) else np.zeros(len(second), dtype=np.bool_))
+
+    def _any_before(self, first: Indices, second: Indices) -> Flags:
+        """Return which of `second` come after one of `first` (the first on some stream)."""
+        streams = self.device.plan.tasks.stream[first]
+        heads = [int(first[streams == stream].min()) for stream in np.unique(streams).tolist()]
+        return np.asarray(self._grid(np.array(heads, dtype=np.int64), second).any(axis=0))
+
+    def _grid(self, first: Indices, second: Indices) -> Flags:
+        before, after = (grid.ravel() for grid in np.meshgrid(first, second, indexing="ij"))
+        return self.device.before(before, after).reshape(len(first), len(second))
 
     def _norm(self) -> Iterator[Violation]:
         """Yield updates that do not wait for the gradient norm, and norms that miss a bucket."""
-        norms, sums = self._tasks([TaskKind.NORM], NONE), self._tasks([TaskKind.ALL_REDUCE], NONE)
         table = self.device.plan.tasks
+        norms = self._tasks(TaskKind.NORM, NONE)
+        sums = self._tasks(TaskKind.ALL_REDUCE, NONE)
+        sums = sums[table.microbatch[sums] == NONE]
         updates = np.flatnonzero(table.kind == TaskKind.UPDATE)
         if self.facts.plan.training.clip_grad_norm is None or not len(updates):
             return
         if not len(norms) or (not len(sums) and self.facts.plan.num_ranks > 1):
             message = f"rank {self.device.rank} clips gradients but never computes their global norm"
             yield Violation(rule="never-normed", message=message, tasks=self.device.names(updates.tolist()))
-        reductions = np.flatnonzero(np.isin(table.kind, _REDUCTIONS) & (table.bucket != NONE))
-        yield from self._ordered(reductions, norms, "takes the norm")
+        for tasks, verb in ((norms, "normed"), (sums, "summed")):
+            if len(tasks) > 1:
+                names = self.device.names(tasks.tolist())
+                message = f"the gradient norm of rank {self.device.rank} is {verb} by {' and '.join(names)}"
+                yield Violation(rule="normed-twice", message=message, tasks=names)
+        reductions = np.flatnonzero(np.isin(table.kind, REDUCTION_KINDS) & (table.bucket != NONE))
+        yield from self._ordered(self._last_on_streams(reductions), norms, "takes the norm")
         for bucket in self.device.plan.buckets:
-            yield from self._ordered(self._backwards(bucket), norms, "takes the norm")
+            yield from self._ordered(self._sources(bucket), norms, "takes the norm")
         yield from self._ordered(norms, sums, "sums the norm")
         yield from self._ordered(sums if len(sums) else norms, updates, "clips and updates")
 
-    def _backwards(self, bucket: Bucket) -> Indices:
-        """Return the tasks that add to the bucket's gradients; of each stream, stage and kind the last."""
-        table, parameters = self.device.plan.tasks, set(bucket.parameters)
-        segments = self.facts.plan.segments
-        users = [
-            number
-            for number, segment in enumerate(segments)
-            if segment.stage in self.device.plan.stages and not parameters.isdisjoint(segment.parameters)
-        ]
-        last: set[int] = set()
-        for kind in (TaskKind.B, TaskKind.BW):
-            of_kind = np.flatnonzero(table.kind == kind)
-            for segment in users:
-                covers = (table.first_segment[of_kind] <= segment) & (segment <= table.last_segment[of_kind])
-                tasks = of_kind[covers]
-                last |= {
-                    int(tasks[table.stream[tasks] == stream].max())
-                    for stream in np.unique(table.stream[tasks])
-                }
-        return np.array(sorted(last), dtype=np.int64)
+    def _last_on_streams(self, tasks: Indices) -> Indices:
+        streams = self.device.plan.tasks.stream[tasks]
+        last = [int(tasks[streams == stream].max()) for stream in np.unique(streams).tolist()]
+        return np.array(last, dtype=np.int64)
 
     def _ordered(self, first: Indices, second: Indices, verb: str) -> Iterator[Violation]:
         """Yield pairs in which a task of `second` does not wait for one of `first`."""
-        before, after = (grid.ravel() for grid in np.meshgrid(first, second, indexing="ij"))
-        bad = ~self.device.before(before, after)
-        for giver, taker in zip(before[bad].tolist(), after[bad].tolist(), strict=True):
-            names = self.device.names((giver, taker))
-            message = f"{names[1]} {verb} without waiting for {names[0]}"
-            yield Violation(rule="missing-order", message=message, tasks=names)
+        givers, takers = np.nonzero(~self._grid(first, second))
+        for giver, taker in zip(first[givers].tolist(), second[takers].tolist(), strict=True):
+            if giver != taker:
+                names = self.device.names((giver, taker))
+                message = f"{names[1]} {verb} without waiting for {names[0]}"
+                yield Violation(rule="missing-order", message=message, tasks=names)
 
     def _stale(self, bucket: Bucket, writers: Indices) -> Iterator[Violation]:
-        """Yield forward passes that may use the parameters of the step before the last."""
+        """Yield tasks that may use the parameters of the step before the last."""
         if not len(writers):
             return
-        table, writer = self.device.plan.tasks, int(writers[-1])
-        everything = np.arange(len(table))
-        after = self.device.before(np.full(len(table), writer), everything)
-        after[writer] = True
-        streams = set(table.stream[after].tolist())
-        for task in self._first_forwards(bucket):
-            until = self.device.before(everything, np.full(len(table), task))
-            until[task] = True
-            earlier = np.flatnonzero(until)
-            waited = [wait for one in earlier.tolist() for wait in table.previous_step_waits.row(one)]
-            if not (after[waited].any() or not streams.isdisjoint(table.stream[earlier].tolist())):
+        writer = int(writers[-1])
+        for task in self._first_users(bucket):
+            if not self._in_step_after(writer, task):
                 names = self.device.names((task, writer))
                 message = (
                     f"{names[0]} of the next step does not wait for {names[1]}: it may use old parameters"
                 )
                 yield Violation(rule="stale-parameters", message=message, tasks=names)
 
-    def _first_forwards(self, bucket: Bucket) -> list[int]:
-        """Return, by stream, the first forward pass that uses a parameter of the bucket."""
-        table, parameters = self.device.plan.tasks, set(bucket.parameters)
-        users = [
-            number
-            for number, segment in enumerate(self.facts.plan.segments)
-            if not parameters.isdisjoint(segment.parameters)
+    def _in_step_after(self, writer: int, task: int) -> bool:
+        """Return whether `task` surely waits for `writer` of the step before.
+
+        Either way: a stream with a task after `writer` and one before `task`, or a wait across steps.
+        """
+        table = self.device.plan.tasks
+        everything = np.arange(len(table))
+        after = self.device.before(np.full(len(table), writer), everything)
+        until = self.device.before(everything, np.full(len(table), task))
+        after[writer] = until[task] = True
+        if not set(table.stream[after].tolist()).isdisjoint(table.stream[until].tolist()):
+            return True
+        waiting, waited = self._cross_step_waits
+        return bool((until[waiting] & after[waited]).any())
+
+    @cached_property
+    def _cross_step_waits(self) -> tuple[Indices, Indices]:
+        lists = self.device.plan.tasks.previous_step_waits
+        return np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts)), lists.values
+
+    def _first_users(self, bucket: Bucket) -> list[int]:
+        """Return, by stream, the first task that uses a parameter of the bucket, or gathers it before."""
+        table, users = self.device.plan.tasks, self._users(bucket)
+        number = self.device.plan.buckets.index(bucket)
+        tasks = np.union1d(users, self._tasks(TaskKind.ALL_GATHER, number))
+        streams = table.stream[tasks]
+        return sorted(int(tasks[streams == stream].min()) for stream in np.unique(streams).tolist())
+
+    def _users(self, bucket: Bucket) -> Indices:
+        """Return the passes that use a parameter of the bucket."""
+        parameters, passes = set(bucket.parameters), self.facts.passes[self.device.rank]
+        rows = [
+            row
+            for row, segment in enumerate(passes.segments.tolist())
+            if not parameters.isdisjoint(self.facts.plan.segments[segment].parameters)
         ]
-        forwards = np.flatnonzero(table.kind == TaskKind.F)
-        first: dict[int, int] = {}
-        for task in forwards.tolist():
-            span = range(int(table.first_segment[task]), int(table.last_segment[task]) + 1)
-            if int(table.stream[task]) not in first and any(user in span for user in users):
-                first[int(table.stream[task])] = task
-        return sorted(first.values())
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:2])
-    return shown if len(names) <= len(names[:2]) else f"{shown}, ... {len(names)} parameters"
+        tasks = np.unique(np.concatenate([passes.task[kind][rows].ravel() for kind in _USES]))
+        return np.asarray(tasks[tasks != NONE])

@@ -12,12 +12,17 @@ class Violation:
     Args:
         rule: stable id of the broken rule, e.g. "circular-wait".
         message: what is wrong, naming ranks, tasks and buffers.
-        tasks: the tasks involved, as "rank 1: 2F0".
+        tasks: the tasks involved, as "rank 1: 2F0"; of a cycle all of it, in order.
+        stages: stages involved where no task says it (a task that is missing).
+        directives: what of the strategy it comes from, as "order (strategy.json:14)"; empty: unknown.
     """
 
     rule: str
     message: str
     tasks: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
+    directives: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.message}"
+        origin = f" [{', '.join(self.directives)}]" if self.directives else ""
+        return f"{self.rule}: {self.message}{origin}"

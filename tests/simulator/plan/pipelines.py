@@ -29,6 +29,7 @@ from simulator.plan import (
 DP = 2
 HIDDEN = TensorSpec(shape=(2, 8, 4), dtype="fp32")
 MESSAGE_BYTES = 2 * 8 * 4 * 4
+STATIC_BYTES = 1024
 
 
 def one_f_one_b_slots(rank: int, ranks: int, microbatches: int) -> list[tuple[TaskKind, int]]:
@@ -144,6 +145,16 @@ def repeat(plan: Plan, rank: int, code: str) -> Plan:
     return with_tasks(plan, rank, _renumbered([*tasks, twin], order))
 
 
+def insert(plan: Plan, rank: int, task: Task, *, after: str, waits: tuple[str, ...] = ()) -> Plan:
+    """Dispatch a further task; it waits for the tasks with these codes."""
+    tasks = tasks_of(plan, rank)
+    place = find(plan, rank, after)
+    order = list(range(len(tasks)))
+    order.insert(place + 1, len(tasks))
+    task = replace(task, waits=tuple(find(plan, rank, code) for code in waits))
+    return with_tasks(plan, rank, _renumbered([*tasks, task], order))
+
+
 def _renumbered(tasks: list[Task], order: list[int]) -> list[Task]:
     position = {old: new for new, old in enumerate(order)}
     return [
@@ -192,7 +203,7 @@ class _Builder:
     owners: list[str] = field(default_factory=list)
 
     def buffer(self, owner: str, memory_class: MemoryClass, *, persistent: bool = False) -> int:
-        self.sizes.append(MESSAGE_BYTES)
+        self.sizes.append(STATIC_BYTES if persistent else MESSAGE_BYTES)
         self.classes.append(memory_class)
         self.persistent.append(persistent)
         self.owners.append(owner)

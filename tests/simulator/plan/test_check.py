@@ -177,6 +177,25 @@ def test_a_collective_of_a_foreign_group_is_a_stranger():
     assert only(plan, "collective-stranger").tasks == ("rank 0: 0REDUCE_SCATTER@dense0",)
 
 
+def test_two_ranks_launch_the_collectives_of_two_groups_in_one_order():
+    """Rank 0 sums tied gradients, then the norm; rank 1 launches the norm first, on a stream of its own."""
+    plan = pipeline_plan(2, 2)
+    last = find(plan, 1, "1B1")
+    for code in ("NORM", "1REDUCE_SCATTER@dense0"):
+        plan = change(plan, 1, code, edit=lambda task: replace(task, waits=(last,)))
+    sends = plan.device_plans[1].streams.index("send>0")
+    norm = find(plan, 1, "NORM")
+    plan = change(plan, 1, "ALL_REDUCE@norm", edit=lambda task: replace(task, stream=sends, waits=(norm,)))
+    for code in ("NORM", "ALL_REDUCE@norm"):
+        plan = move(plan, 1, code, before="1ALL_REDUCE@tied0")
+    launch = only(plan, "launch-order")
+    assert launch.message == (
+        "ranks launch collectives of several groups in contradicting orders: "
+        "rank 0: 0ALL_REDUCE@tied0 before ALL_REDUCE@norm, but "
+        "rank 1: ALL_REDUCE@norm before 1ALL_REDUCE@tied0"
+    )
+
+
 def test_a_buffer_freed_before_its_last_reader_is_named():
     base = pipeline_plan()
     backward = tasks_of(base, 1)[find(base, 1, "1B0")]

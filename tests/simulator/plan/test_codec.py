@@ -283,7 +283,7 @@ def test_a_wrong_key_or_type_is_named_by_its_path(path, value, rule):
         ("device_plans[0].tasks.waits.counts[0]", 4, "device_plans[0].tasks.waits.counts", "whose sum is"),
         ("device_plans[0].tasks.stream", [0], "device_plans[0].tasks.stream", "one entry per task"),
         ("device_plans[0].buffers.owner", [], "device_plans[0].buffers.owner", "one entry per buffer"),
-        ("device_plans[0].stages", [1], "device_plans[1].stages", "already a stage of device plan 0"),
+        ("device_plans[0].stages", [0, 0], "device_plans[0].stages", "must differ"),
         ("device_plans[0].stages", [0, 5], "device_plans.stages", "without gaps"),
         ("segments[1].inputs[0]", [1, 0], "segments[1].inputs", "an output of an earlier segment"),
         ("edges[0].values[0]", [1, 3], "edges[0].values", "must be an output of a segment"),
