@@ -10,9 +10,10 @@ has no rows for raises ValueError. `rows.stage_of_rank = "v"` says that stages r
 (default "loop": rank r holds r, r + p, ...). Add one line to `SCHEDULES`; the contract tests run over every
 line: each microbatch F and B once per stage, on the right rank, and the rows can run.
 
-A user's schedule needs no line: `schedule=my.py:function`, or `register`. Other files of this folder:
-`rows` (typed rows and what makes them legal), `costs`, `limits`, `user_file`, and `preview`, `minimal_plan`
-and `gantt` (a schedule simulated and drawn without a model).
+A user's schedule needs no line: `schedule=my.py:function`, `schedule=my.csv`, or `register`. Other files of
+this folder: `rows` (typed rows and what makes them legal), `costs`, `limits`, `alternating` (rows that 1F1B
+and its kin share), `user_file`; `preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without
+a model); `schedule_file`, `entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from cost_models.errors import nearest, require_positive_int
 from piper.errors import StrategyError
 from piper.schedules import gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, one_f_one_b, zb_h1, zb_h2
 from piper.schedules.costs import Costs, parse_costs
-from piper.schedules.rows import Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
+from piper.schedules.rows import Layout, Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
+from piper.schedules.schedule_file import ScheduleFile, is_schedule_file, load_schedule_file
 from piper.schedules.user_file import is_user_function, load_user_function
 from piper.user_code import user_code
 
@@ -73,20 +75,22 @@ def register(name: str, function: ScheduleFunction) -> None:
 
 
 def find_schedule(name: str, *, where: str = "strategy") -> ScheduleFunction:
-    """Return the function of a schedule: a name, or `my.py:function`.
+    """Return the function of a schedule: a name, `my.py:function`, or a CSV file.
 
     Raises: StrategyError for an unknown name (did you mean), and for one that this version lacks.
     """
     if is_user_function(name):
         return load_user_function(name, where=where)
+    if is_schedule_file(name):
+        return load_schedule_file(name, where=where)
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name.lower() in SCHEDULES:
         found: ScheduleFunction = SCHEDULES[name.lower()].rows
         return found
     available = ", ".join([*SCHEDULES, *_REGISTERED])
-    if name.lower() in PLANNED or name.lower().endswith(".csv"):
-        fix = f"use one of {available}, or my.py:function"
+    if name.lower() in PLANNED:
+        fix = f"use one of {available}, my.py:function, or a CSV file"
         rule = "is not available in this version"
         raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix)
     fix = nearest(name, [*SCHEDULES, *_REGISTERED, *PLANNED])
@@ -156,9 +160,20 @@ def stages_of(
     return stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout)
 
 
-def layout_of(function: ScheduleFunction) -> str:
-    """Return "loop" or "v": how the schedule lays stages on ranks."""
-    layout: str = getattr(function, "stage_of_rank", "loop")
+def default_virtual_stages(name: str, *, where: str = "strategy") -> int:
+    """Return the virtual stages per rank that a schedule implies: those of a file, 2 in a V, else 1.
+
+    Raises: StrategyError for an unknown name.
+    """
+    function = find_schedule(name, where=where)
+    if isinstance(function, ScheduleFile):
+        return function.virtual_stages_per_rank
+    return 2 if layout_of(function) == "v" else 1
+
+
+def layout_of(function: ScheduleFunction) -> Layout:
+    """Return how the schedule lays stages on ranks: "loop", "v", or the stages of each rank."""
+    layout: Layout = getattr(function, "stage_of_rank", "loop")
     return layout
 
 
@@ -249,8 +264,10 @@ __all__ = [
     "SCHEDULES",
     "Costs",
     "Rows",
+    "ScheduleFile",
     "ScheduleFunction",
     "Slot",
+    "default_virtual_stages",
     "find_schedule",
     "layout_of",
     "parse_costs",

@@ -19,16 +19,21 @@ RawRows = Sequence[Sequence[str | Sequence[str]]]
 
 _KINDS = (TaskKind.F, TaskKind.B, TaskKind.BI, TaskKind.BW)
 LAYOUTS = ("loop", "v")
+Layout = str | tuple[tuple[int, ...], ...]
+"""How stages lie on ranks: a name of `LAYOUTS`, or by rank its stages."""
 
 
 def stages_by_rank(
-    num_pipeline_ranks: int, virtual_stages_per_rank: int, *, layout: str = "loop"
+    num_pipeline_ranks: int, virtual_stages_per_rank: int, *, layout: Layout = "loop"
 ) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each pipeline rank.
 
-    "loop": rank r holds r, r + p, r + 2p, ...; "v": every second round runs backwards (r and 2p - 1 - r).
+    "loop": rank r holds r, r + p, r + 2p, ...; "v": every second round runs backwards (r and 2p - 1 - r); or
+    the stages of each rank themselves, as a schedule file says them.
     Raises: StrategyError for another layout.
     """
+    if isinstance(layout, tuple):
+        return layout
     if layout not in LAYOUTS:
         raise StrategyError(
             where="schedule",
@@ -101,10 +106,15 @@ def row_violations(rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatc
     stage, and the rows must be able to run: F after F of the stage before, B (BI) after its F and after the
     B (BI) of the stage behind, BW after its BI, each rank in its order.
     """
+    found = pass_violations(rows, stages=stages, num_microbatches=num_microbatches)
+    return found or tuple(_blocked(rows))
+
+
+def pass_violations(rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int) -> tuple[str, ...]:
+    """Return the passes that `row_violations` finds missing, repeated or misplaced, whatever their order."""
     if len(rows) != len(stages):
         return (f"there are {len(rows)} rows for {len(stages)} pipeline ranks",)
-    found = (*_misplaced(rows, stages, num_microbatches), *_miscounted(rows, stages, num_microbatches))
-    return found or tuple(_blocked(rows))
+    return (*_misplaced(rows, stages, num_microbatches), *_miscounted(rows, stages, num_microbatches))
 
 
 def _parse_row(row: Sequence[object], *, where: str) -> tuple[Slot, ...]:

@@ -355,3 +355,42 @@ def test_doctor_survives_a_broken_torch(
     out = output_of(["doctor"], capsys)
     assert "problem  torch" in out
     assert "libcudart.so is missing" in out
+
+
+def test_a_schedule_is_written_as_csv_and_drawn_and_checked_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "order.csv")
+    named = ["schedules", "interleaved_1f1b", "--pp", "2", "--vp", "2", "--microbatches", "4"]
+    for form in ("passes", "transfers", "table"):
+        wanted = object_of([*named, "--csv", file, "--csv-form", form], capsys)
+        assert object_of(["schedules", file], capsys) == wanted
+        assert object_of(["schedules", file, "--pp", "2", "--microbatches", "4", "--check"], capsys) == wanted
+        found = object_of(["check", file], capsys)
+        assert (found["legal"], found["n_ranks"], found["notices"]) == (True, 2, [])
+    missing = object_of([*named, "--csv", str(tmp_path / "none" / "a.csv")], capsys, code=2)
+    assert missing["error"]["field"] == "--csv"
+
+
+def test_a_schedule_file_in_which_ranks_wait_for_each_other_is_refused_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "stuck.csv"
+    file.write_text("rank,op,peer,tensor\n0,send,1,x0\n0,recv,1,x1\n1,send,0,x1\n1,recv,0,x0\n")
+    (violation,) = object_of(["check", str(file)], capsys, code=4)["error"]["violations"]
+    assert all(end in violation for end in ("send x0", "recv x0", "send x1", "recv x1"))
+    file.write_text("rank,op,peer,tensor\n0,send,1,x0\n1,recv,0,x0\n")
+    assert "an excerpt" in object_of(["check", str(file)], capsys)["notices"][0]
+    assert "notice: an excerpt" in output_of(["check", str(file)], capsys)
+    refused = object_of(["check", str(file), "--gpus", "8"], capsys, code=2)
+    assert refused["error"]["field"] == "--gpus"
+
+
+def test_one_pipeline_stage_on_each_rank_can_follow_a_schedule_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "order.csv")
+    output_of(["schedules", "interleaved_1f1b", "--pp", "2", "--microbatches", "4", "--csv", file], capsys)
+    job = ["simulate", "tiny-llama", "--global-batch", "4", "--strategy"]
+    by_name = object_of([*job, "pp=2,schedule=interleaved_1f1b"], capsys)
+    assert object_of([*job, f"pp=2,schedule={file}"], capsys)["step_time_s"] == by_name["step_time_s"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from piper.errors import StrategyError
 from piper.schedules import Rows, schedule_rows
@@ -69,14 +70,17 @@ def torch_rows(
     """Return the compute order of a schedule of torch.distributed.pipelining, as codes."""
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
+    ranks = get_schedule_ops(name, num_pipeline_ranks, num_microbatches, virtual_stages_per_rank)
+    return [codes_of_torch(row) for row in ranks]
+
+
+def codes_of_torch(row: Sequence[Any]) -> list[str]:
+    """Return the passes among the actions of torch.distributed.pipelining, as codes."""
     letters = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "BI", "BACKWARD_WEIGHT": "BW"}
     return [
-        [
-            f"{action.stage_index}{letters[action.computation_type.name]}{action.microbatch_index}"
-            for action in row
-            if action is not None and action.computation_type.name in letters
-        ]
-        for row in get_schedule_ops(name, num_pipeline_ranks, num_microbatches, virtual_stages_per_rank)
+        f"{action.stage_index}{letters[action.computation_type.name]}{action.microbatch_index}"
+        for action in row
+        if action is not None and action.computation_type.name in letters
     ]
 
 

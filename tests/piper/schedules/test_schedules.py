@@ -226,12 +226,6 @@ def test_a_planned_schedule_is_refused_honestly(name):
     assert error.exit_code == 2
 
 
-def test_a_csv_schedule_is_refused_honestly():
-    with pytest.raises(StrategyError, match="is not available in this version") as caught:
-        find_schedule("orders.csv")
-    assert "my.py:function" in caught.value.fix
-
-
 @pytest.mark.parametrize(("name", "near"), [("1f1bb", "'1f1b'"), ("gpype", "'gpipe'"), ("zbh1", "'zb_h1'")])
 def test_an_unknown_schedule_gets_a_did_you_mean_over_all_names(name, near):
     with pytest.raises(StrategyError) as caught:
