@@ -125,6 +125,18 @@ def test_interleaving_divides_the_bubble_of_1f1b_by_the_stages_of_a_rank(v):
         assert found.bubble_fraction == Fraction(p - 1, m * v + p - 1)
 
 
+@pytest.mark.parametrize("v", [1, 2, 4])
+@pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
+def test_interleaving_zb_h1_leaves_its_bubble_in_passes_of_one_stage(v, costs):
+    for p, m in [(2, 2), (2, 6), (4, 4), (4, 16), (8, 8)]:
+        found = preview_schedule(
+            "interleaved_zb", num_pipeline_ranks=p, num_microbatches=m, virtual_stages_per_rank=v,
+            costs=parse_costs(costs),
+        )  # fmt: skip
+        f, b, w = (found.costs[name] for name in ("F", "BI", "BW"))
+        assert found.longest_rank_span == m * v * (f + b + w) + (p - 1) * (f + b - w)
+
+
 @pytest.mark.parametrize(
     ("name", "v", "held"),
     [
