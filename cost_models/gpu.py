@@ -7,8 +7,11 @@ truth then lies between predicted / (1 + error) and predicted / (1 - error): tha
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cost_models.errors import CostModelError, nearest
 from cost_models.ops import OpKind
@@ -38,7 +41,12 @@ class MatmulSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedMatmulSpec:
-    """Grouped multiplication: efficiency by rows per group, below each limit and above the last.
+    """Grouped multiplication: efficiency by rows per group, between limits.
+
+    [Note: efficiency of groups]
+    Each efficiency belongs to the middle of its range on a logarithmic scale (half of the first limit, twice
+    the last one) and is linear in the logarithm between these. It may not grow faster than the rows, so that
+    more rows never take less time.
 
     Args:
         rows: rising limits, one fewer than efficiencies.
@@ -53,6 +61,23 @@ class GroupedMatmulSpec:
     wgrad_efficiency: tuple[float, ...]
     error: float
     provenance: Provenance
+
+    @property
+    def middles(self) -> tuple[float, ...]:
+        """Return the rows per group to which each efficiency belongs; see [Note: efficiency of groups]."""
+        between = (math.sqrt(low * high) for low, high in pairwise(self.rows))
+        return (self.rows[0] / 2, *between, self.rows[-1] * 2)
+
+    def efficiency_at(self, rows_per_group: float, *, wgrad: bool) -> float:
+        """Return the share of the dense peak; see [Note: efficiency of groups]."""
+        values = self.wgrad_efficiency if wgrad else self.efficiency
+        middles = self.middles
+        after = bisect_left(middles, rows_per_group)
+        if after in {0, len(middles)}:
+            return values[max(after - 1, 0)]
+        low, high = middles[after - 1], middles[after]
+        part = math.log(rows_per_group / low) / math.log(high / low)
+        return values[after - 1] + part * (values[after] - values[after - 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +128,25 @@ class BandwidthBoundSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """The way between a device and its host, page-locked host memory: t = bytes / (efficiency BW) + latency.
+
+    Args:
+        bandwidth_bytes_per_s: of the link, one direction.
+        efficiency: share that large copies reach.
+        latency_s: time of the smallest copy.
+        error: see [Note: error of a figure].
+        provenance: of these figures.
+    """
+
+    bandwidth_bytes_per_s: float
+    efficiency: float
+    latency_s: float
+    error: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One device (a GPU, or a CPU core that stands in for one).
 
@@ -117,6 +161,7 @@ class Gpu:
         context_bytes: taken by driver and libraries before the first tensor.
         processors: streaming multiprocessors (cores).
         matmul, grouped_matmul, attention, bandwidth_bound: efficiencies by kind of kernel.
+        host_link: to the host, or None (not stated: copies to the host cannot be priced).
         sources: where the figures of each section come from.
     """
 
@@ -133,6 +178,7 @@ class Gpu:
     grouped_matmul: GroupedMatmulSpec
     attention: AttentionSpec
     bandwidth_bound: BandwidthBoundSpec
+    host_link: HostLink | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

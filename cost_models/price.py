@@ -1,7 +1,8 @@
 """What a price is, and what a cost model must answer.
 
-A `Price` is seconds with a band and its provenance. The simulator asks a `CostModel` three questions
-(operation, transfer, collective) and reads a few facts about host and device; it knows no hardware.
+A `Price` is seconds with a band and its provenance. The simulator asks a `CostModel` four questions
+(operation, transfer, collective, host copy), which sets of ranks are alike, and reads a few facts about host
+and device; it knows no hardware.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class CollectiveKind(StrEnum):
     ALL_GATHER = "all_gather"  # the whole gathered output
     REDUCE_SCATTER = "reduce_scatter"  # the whole input
     ALL_TO_ALL = "all_to_all"  # the send buffer of one rank
+    RING_SHIFT = "ring_shift"  # what one rank sends to the next; the last sends to the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +82,13 @@ class CostModel(Protocol):
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
         """Price a collective, from the last arrival to the last byte; one rank costs 0 s."""
+
+    def host_copy(self, *, size_bytes: int) -> Price:
+        """Price a copy between a device and its host, in either direction."""
+
+    def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Return some of these sets of ranks, one for each way in which sets lie on the hardware.
+
+        The sets have one size. Two that lie alike have equal prices in every collective and transfer, so that
+        of thousands of replicas a few are priced.
+        """

@@ -10,6 +10,7 @@ from cost_models.read_gpu import provenance
 from cost_models.topology import Cluster, Communicators, Curve, InterNode, LinkSpec
 from cost_models.yaml_file import Section
 
+_CURVED = tuple(kind for kind in CollectiveKind if kind is not CollectiveKind.RING_SHIFT)
 _CURVE = ("base", "per_rank", "sqrt", "bandwidth", "error")
 
 
@@ -21,7 +22,7 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
     )  # fmt: skip
     file = Section(content, where=where, keys=keys)
     link = file.section("intra", ("bandwidth", "latency"))
-    kinds = tuple(kind.value for kind in CollectiveKind)
+    kinds = tuple(kind.value for kind in _CURVED)
     intra = file.section("intra_collectives", (*kinds, "transfer", "in_switch", "provenance"))
     sizes = file.section("communicators", ("pair", "group"))
     sections = ("communicators", "intra", "intra_collectives", "inter", "inter_collectives")
@@ -33,9 +34,7 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         gpus_per_node=file.integer("gpus_per_node"),
         max_nodes=file.integer("max_nodes") if "max_nodes" in file else None,
         intra=LinkSpec(bandwidth_bytes_per_s=link.rate("bandwidth"), latency_s=link.seconds("latency")),
-        curves={
-            kind: _curve(intra.section(kind.value, _CURVE, sourced=False), basis) for kind in CollectiveKind
-        },
+        curves={kind: _curve(intra.section(kind.value, _CURVE, sourced=False), basis) for kind in _CURVED},
         in_switch=_curve(_in_switch(intra), basis) if "in_switch" in intra else None,
         in_switch_from=_in_switch(intra).integer("from_ranks") if "in_switch" in intra else 0,
         transfer_curve=_curve(intra.section("transfer", _CURVE, sourced=False), basis),

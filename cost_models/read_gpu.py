@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 from cost_models.errors import CostModelError, require_known
-from cost_models.gpu import AttentionSpec, BandwidthBoundSpec, Gpu, GroupedMatmulSpec, MatmulSpec
+from cost_models.gpu import AttentionSpec, BandwidthBoundSpec, Gpu, GroupedMatmulSpec, HostLink, MatmulSpec
 from cost_models.ops import DTYPE_BYTES, OpKind
 from cost_models.price import Provenance
 from cost_models.units import Dimension
@@ -26,7 +28,7 @@ _SECTIONS = ("chip", "peak", "memory", "matmul", "grouped_matmul", "attention", 
 
 def read_gpu(content: Any, *, where: str) -> Gpu:
     """Return the GPU that `content` describes; CostModelError names `where` and the field."""
-    keys = ("schema_version", "name", "description", *_SECTIONS)
+    keys = ("schema_version", "name", "description", *_SECTIONS, "host_link")
     file = Section(content, where=where, keys=keys, sourced=False)
     chip = file.section("chip", ("processors", "asynchronous"))
     memory = file.section("memory", ("capacity", "usable", "bandwidth", "context"))
@@ -45,7 +47,8 @@ def read_gpu(content: Any, *, where: str) -> Gpu:
         grouped_matmul=_grouped_matmul(file),
         attention=_attention(file),
         bandwidth_bound=_bandwidth_bound(file),
-        sources={name: content[name]["source"] for name in _SECTIONS},
+        host_link=_host_link(file) if "host_link" in file else None,
+        sources={name: content[name]["source"] for name in (*_SECTIONS, "host_link") if name in file},
     )
 
 
@@ -82,6 +85,15 @@ def _grouped_matmul(file: Section) -> GroupedMatmulSpec:
                 rule="must have one value more than grouped_matmul.rows, which must rise",
                 fix="write for example rows: [256, 1024] and three efficiencies",
             )
+        points = pairwise(zip(spec.middles, values, strict=True))
+        if any(high > low * (1 + math.log(more / rows)) for (rows, low), (more, high) in points):
+            raise CostModelError(
+                where=section.where,
+                field=f"grouped_matmul.{field}",
+                value=list(values),
+                rule="must not grow faster than the rows per group: more rows would take less time",
+                fix="give efficiencies that lie closer together, or limits that lie further apart",
+            )
     return spec
 
 
@@ -109,6 +121,17 @@ def _bandwidth_bound(file: Section) -> BandwidthBoundSpec:
     section = file.section("bandwidth_bound", (*kinds, "latency", "error", "provenance"))
     return BandwidthBoundSpec(
         fraction={kind: section.number(kind.value, up_to=1) for kind in BANDWIDTH_BOUND},
+        latency_s=section.seconds("latency", zero_ok=True),
+        error=section.error(),
+        provenance=provenance(section),
+    )
+
+
+def _host_link(file: Section) -> HostLink:
+    section = file.section("host_link", ("bandwidth", "efficiency", "latency", "error", "provenance"))
+    return HostLink(
+        bandwidth_bytes_per_s=section.rate("bandwidth"),
+        efficiency=section.number("efficiency", up_to=1),
         latency_s=section.seconds("latency", zero_ok=True),
         error=section.error(),
         provenance=provenance(section),

@@ -111,12 +111,15 @@ class Spread:
         num_ranks: members.
         num_nodes: nodes with at least one member.
         fewest, most: members on the node that has the fewest, the most.
+        leaving: members of one node whose next member is on another node, on the node that has the most;
+            counts where the group lies on several nodes.
     """
 
     num_ranks: int
     num_nodes: int
     fewest: int
     most: int
+    leaving: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ class Cluster:
         gpus_per_node: devices of a node, all on one switch.
         max_nodes: how many nodes there are, or None (any number).
         intra: link of one device inside its node.
-        curves: collectives inside a node.
+        curves: collectives inside a node; a ring shift follows `transfer_curve`.
         in_switch: all-reduce with reduction in the switch (NVLS), or None.
         in_switch_from: smallest group that uses it.
         transfer_curve: point-to-point inside a node.
@@ -204,8 +207,34 @@ class Cluster:
         if not ranks or len(set(ranks)) != len(ranks):
             fix = "name every member once"
             raise _error(self.name, "ranks", list(ranks), rule="must be distinct, at least one", fix=fix)
-        members = Counter(self.node(rank) for rank in ranks).values()
-        return Spread(num_ranks=len(ranks), num_nodes=len(members), fewest=min(members), most=max(members))
+        nodes = [self.node(rank) for rank in ranks]
+        members = Counter(nodes).values()
+        following = [*nodes[1:], nodes[0]]
+        leaving = Counter(node for node, then in zip(nodes, following, strict=True) if node != then)
+        return Spread(
+            num_ranks=len(ranks),
+            num_nodes=len(members),
+            fewest=min(members),
+            most=max(members),
+            leaving=max(leaving.values(), default=1),
+        )
+
+    def distinct(self, members: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Return the first of those sets of ranks that lie alike: the same steps from node to node.
+
+        Args:
+            members: sets of one size.
+        Raises: CostModelError for a rank that the cluster lacks.
+        """
+        import numpy as np  # pricing alone does without
+
+        ranks = np.asarray(members, dtype=np.int64).reshape(len(members), -1)
+        for rank in (int(ranks.min(initial=0)), int(ranks.max(initial=0))):
+            self.node(rank)
+        nodes = ranks // self.gpus_per_node
+        steps = nodes - nodes[:, :1]
+        first = {row.tobytes(): number for number, row in reversed([*enumerate(steps)])}
+        return [members[number] for number in sorted(first.values())]
 
     def network_share(self, members: int) -> float:
         """Return the network bandwidth in bytes per second, one direction, of `members` devices of a node.

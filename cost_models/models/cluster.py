@@ -1,4 +1,4 @@
-"""`ClusterCostModel`: roofline and collectives of one cluster under one stack, remembered per question."""
+"""`ClusterCostModel`: roofline, links and collectives of a cluster under a stack, remembered per question."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cost_models.catalogue import Stack, load_cluster, load_stack
 from cost_models.models.collectives import Collectives
+from cost_models.models.host_copy import HostCopy
 from cost_models.models.roofline import Roofline
 from cost_models.ops import Operation
 from cost_models.price import CollectiveKind, Price
@@ -26,6 +27,7 @@ class ClusterCostModel:
         self.stack = stack
         self._roofline = Roofline(cluster.gpu, attention_kernel=stack.attention_kernel)
         self._collectives = Collectives(cluster)
+        self._host_copy = HostCopy(cluster.gpu)
         self._operations: dict[Operation, Price] = {}
         self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
         self._transfers: dict[tuple[int, int, int], Price] = {}
@@ -92,6 +94,14 @@ class ClusterCostModel:
             price = self._collectives.collective(kind, size_bytes=size_bytes, ranks=ranks)
             self._groups[key] = price
         return price
+
+    def host_copy(self, *, size_bytes: int) -> Price:
+        """Price a copy between a device and its host, in either direction."""
+        return self._host_copy.host_copy(size_bytes=size_bytes)
+
+    def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Return one of these sets of ranks for each way in which sets lie on the cluster."""
+        return self.cluster.distinct(members)
 
 
 def cluster_cost_model(cluster: Cluster | str, *, stack: Stack | str = "piper") -> ClusterCostModel:

@@ -10,6 +10,11 @@ bandwidth = 8-norm of the curve inside the node and efficiency x interfaces of t
 minimum, rounded off where both are near). Latency grows per node for rings, per doubling for the trees of
 all-reduce. In all-to-all the part for other nodes goes through each device's own share of the interfaces,
 beside the part inside the node. A group is never faster than its members on one node would be alone.
+
+[Note: ring shift]
+Every member sends to the next and receives from the one before, all at once, as in a transfer (whose curve
+was measured with both directions at once): the slowest link decides. Over nodes, the members that leave a
+node divide what the members there own of its interfaces, and each drives one interface at most.
 """
 
 from __future__ import annotations
@@ -55,6 +60,8 @@ class Collectives:
         """Price a collective of a group that lies like `spread`."""
         if spread.num_ranks == 1:
             return _FREE
+        if kind is CollectiveKind.RING_SHIFT:
+            return self._exchange(size_bytes, spread, share=self._leaving_share(spread))
         curve = self._curve(kind, spread.most)
         if spread.num_nodes == 1:
             seconds = _inside(curve, size_bytes * bus_factor(kind, spread.num_ranks), spread.num_ranks)
@@ -74,15 +81,26 @@ class Collectives:
         Raises: CostModelError for ranks that the cluster lacks, equal ranks, a negative size.
         """
         spread = self.cluster.spread((source_rank, target_rank))
-        size = _checked(size_bytes)
+        share = self.cluster.network_share(1) if spread.num_nodes > 1 else math.inf
+        return self._exchange(_checked(size_bytes), spread, share=share)
+
+    def _exchange(self, size_bytes: int, spread: Spread, *, share: float) -> Price:
+        """Price messages between neighbours, sent at once, `share` bytes per second of network for each."""
         curve = self.cluster.transfer_curve
+        inside = _inside(curve, size_bytes, 2)
         if spread.num_nodes == 1:
-            return band(_inside(curve, size, 2), error=curve.error, provenance=curve.provenance)
+            return band(inside, error=curve.error, provenance=curve.provenance)
         network = self.cluster.network()
-        rate = network.transfer_efficiency * self.cluster.network_share(1)
-        seconds = max(network.nic.latency_s + size / rate, _inside(curve, size, 2))
-        error = network.large_error if size >= network.large_bytes else network.small_error
-        return band(seconds, error=error, provenance=network.provenance)
+        outside = network.nic.latency_s + size_bytes / (network.transfer_efficiency * share)
+        error = network.large_error if size_bytes >= network.large_bytes else network.small_error
+        return band(max(inside, outside), error=error, provenance=network.provenance)
+
+    def _leaving_share(self, spread: Spread) -> float:
+        """Return the network bandwidth of a member whose next one is on another node; [Note: ring shift]."""
+        if spread.num_nodes == 1:
+            return math.inf
+        one = self.cluster.network().nic.bandwidth_bytes_per_s
+        return min(one, self.cluster.network_share(spread.fewest) / spread.leaving)
 
     def _curve(self, kind: CollectiveKind, members: int) -> Curve:
         in_switch = self.cluster.in_switch
@@ -130,6 +148,8 @@ def bus_factor(kind: CollectiveKind, num_ranks: int) -> float:
             return 2 * (num_ranks - 1) / num_ranks
         case CollectiveKind.ALL_GATHER | CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
             return (num_ranks - 1) / num_ranks
+        case CollectiveKind.RING_SHIFT:
+            return 1.0
         case _:
             assert_never(kind)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import assert_never
 
 from cost_models.band import band
@@ -82,8 +81,7 @@ class Roofline:
     def _grouped_matmul(self, operation: Operation) -> Price:
         groups, rows, _, _ = _shape(operation, 4)
         spec = self.gpu.grouped_matmul
-        table = spec.wgrad_efficiency if operation.direction == "wgrad" else spec.efficiency
-        efficiency = table[bisect_right(spec.rows, rows / groups)]
+        efficiency = spec.efficiency_at(rows / groups, wgrad=operation.direction == "wgrad")
         seconds = self._at_least_memory(operation, self._compute_s(operation, efficiency))
         return band(seconds + self.gpu.matmul.latency_s, error=spec.error, provenance=spec.provenance)
 

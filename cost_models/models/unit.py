@@ -14,12 +14,13 @@ _NO_LIMIT_BYTES = 2**62
 
 
 class UnitCostModel:
-    """A `CostModel` without hardware: a `FIXED` operation lasts what its name says, communication a constant.
+    """A `CostModel` without hardware: a `FIXED` operation lasts what its name says, all else a constant.
 
     Args:
         durations_s: seconds by operation name.
         transfer_s: every point-to-point transfer.
         collective_s: every collective of more than one rank.
+        host_copy_s: every copy between a device and its host.
         eager_limit_bytes: largest message whose send does not wait for its receive (default: all).
     """
 
@@ -38,12 +39,14 @@ class UnitCostModel:
         *,
         transfer_s: float = 0.0,
         collective_s: float = 0.0,
+        host_copy_s: float = 0.0,
         eager_limit_bytes: int = _NO_LIMIT_BYTES,
     ) -> None:
         for field, value in (
             *durations_s.items(),
             ("transfer_s", transfer_s),
             ("collective_s", collective_s),
+            ("host_copy_s", host_copy_s),
         ):
             number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
             if not (number >= 0 and math.isfinite(number)):
@@ -54,6 +57,7 @@ class UnitCostModel:
         self._durations = {name: _exactly(float(value)) for name, value in durations_s.items()}
         self._transfer = _exactly(float(transfer_s))
         self._collective = _exactly(float(collective_s))
+        self._host_copy = _exactly(float(host_copy_s))
 
     @property
     def peak_flops_per_s(self) -> dict[str, float]:
@@ -80,6 +84,14 @@ class UnitCostModel:
     def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
         """Return the time of every collective; one rank costs 0 s."""
         return self._collective if len(ranks) > 1 else _exactly(0.0)
+
+    def host_copy(self, *, size_bytes: int) -> Price:
+        """Return the time of every copy between a device and its host."""
+        return self._host_copy
+
+    def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Return the first set: all lie alike."""
+        return members[:1]
 
 
 def _exactly(seconds: float) -> Price:

@@ -128,6 +128,26 @@ def test_a_count_must_be_a_whole_number(write, value):
     assert error.rule == "must be a whole number >= 1"
 
 
+@pytest.mark.parametrize("field", ["efficiency", "wgrad_efficiency"])
+def test_efficiencies_of_groups_that_grow_faster_than_the_rows_are_refused(write, field):
+    values = {"efficiency": "[0.2, 0.3, 0.4]", "wgrad_efficiency": "[0.2, 0.3, 0.4]"} | {
+        field: "[0.1, 0.3, 0.4]"
+    }
+    lists = ", ".join(f"{name}: {value}" for name, value in values.items())
+    section = f"grouped_matmul: {{rows: [256, 1024], {lists}, error: 0.1, provenance: fitted, source: me}}\n"
+    error = caught(load_gpu, write(GPU + section))
+    assert (error.field, error.value) == (f"grouped_matmul.{field}", [0.1, 0.3, 0.4])
+    assert "faster than the rows" in error.rule
+
+
+def test_the_link_to_the_host_is_read_and_checked(write):
+    figures = "bandwidth: 1GB/s, efficiency: {}, latency: 0us, error: 0.1, provenance: fitted, source: me"
+    link = load_gpu(write(GPU + f"host_link: {{{figures.format(0.5)}}}\n")).host_link
+    assert (link.bandwidth_bytes_per_s, link.efficiency, link.latency_s) == (1e9, 0.5, 0)
+    section = f"host_link: {{{figures.format(2)}}}\n"
+    assert caught(load_gpu, write(GPU + section)).field == "host_link.efficiency"
+
+
 MATMUL = (
     "matmul: {{efficiency: {}, bandwidth_fraction: 0.7, latency: 1us, wgrad_slowdown: 1, error: {}, "
     "fitted_dtypes: {}, source: me}}\n"

@@ -1,6 +1,7 @@
 """Collectives and transfers: conventions, laws, and measured runs."""
 
 import csv
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cost_models.topology import Spread
 
 DATA = Path(__file__).parent / "data"
 DGX = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"]
-AR, AG, RS, A2A = CollectiveKind
+AR, AG, RS, A2A, SHIFT = CollectiveKind
 
 
 @cache
@@ -80,7 +81,7 @@ def test_no_collective_is_faster_than_the_wires(name, kind, size, shape):
     nodes, per_node = shape
     cluster = load_cluster(name)
     num_ranks = nodes * per_node
-    received = size * (num_ranks - 1) / num_ranks
+    received = size if kind is SHIFT else size * (num_ranks - 1) / num_ranks
     crossing = 0.0
     if nodes > 1:
         crossing = {
@@ -88,7 +89,8 @@ def test_no_collective_is_faster_than_the_wires(name, kind, size, shape):
             AG: size * (nodes - 1) / nodes,
             RS: size * (nodes - 1) / nodes,
             A2A: per_node * size * (nodes - 1) / nodes,
-        }[kind] / cluster.network_share(per_node)
+            SHIFT: size,
+        }[kind] / cluster.network_share(1 if kind is SHIFT else per_node)
     bound = crossing if per_node == 1 else max(crossing, received / cluster.intra.bandwidth_bytes_per_s)
     assert seconds(name, kind, size, nodes=nodes, per_node=per_node) >= bound
 
@@ -113,7 +115,71 @@ def test_transfers_cost_more_with_more_bytes_and_over_the_network(name, size, mo
     assert far >= size / load_cluster(name).network_share(1)
 
 
-@pytest.mark.parametrize(("kind", "factor"), [(AR, 1.75), (AG, 0.875), (RS, 0.875), (A2A, 0.875)])
+@given(name=clusters, size=sizes, ranks=st.lists(st.integers(0, 63), min_size=2, max_size=16, unique=True))
+def test_a_ring_shift_never_beats_the_slowest_of_its_links(name, size, ranks):
+    collectives = model(name)
+    shift = collectives.collective(SHIFT, size_bytes=size, ranks=ranks).seconds
+    for source, target in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
+        link = collectives.transfer(size_bytes=size, source_rank=source, target_rank=target).seconds
+        assert shift >= link * (1 - 1e-12)
+
+
+@given(name=clusters, size=sizes, shape=shapes)
+def test_a_ring_in_the_order_of_the_nodes_shifts_as_fast_as_its_slowest_link(name, size, shape):
+    nodes, per_node = shape
+    last = 0 if nodes == 1 else 8
+    if nodes * per_node > 1:
+        link = model(name).transfer(size_bytes=size, source_rank=last or 1, target_rank=0).seconds
+        assert seconds(name, SHIFT, size, nodes=nodes, per_node=per_node) == pytest.approx(link)
+
+
+def test_members_that_leave_a_node_together_share_its_interfaces():
+    cluster = load_cluster("dgx-h100")
+    few = Collectives(replace(cluster, inter=replace(cluster.network(), nics_per_node=2)))
+    in_order, alternating = range(4, 12), [4, 8, 5, 9, 6, 10, 7, 11]
+    size = 2**30
+    one = few.collective(SHIFT, size_bytes=size, ranks=in_order).seconds
+    four = few.collective(SHIFT, size_bytes=size, ranks=alternating).seconds
+    wire_s = size / (0.8 * 50e9)  # the members of a node own one of its two interfaces
+    assert one == pytest.approx(wire_s + 17e-6)
+    assert four == pytest.approx(4 * wire_s + 17e-6)
+
+
+@given(
+    name=clusters,
+    kind=kinds,
+    size=sizes,
+    stride=st.sampled_from([1, 2, 4, 8, 16]),
+    members=st.integers(2, 8),
+)
+def test_sets_that_lie_alike_have_one_price(name, kind, size, stride, members):
+    cluster, collectives = load_cluster(name), model(name)
+    span = stride * members
+    sets = [
+        tuple(range(block * span + offset, (block + 1) * span, stride))
+        for block in range(6)
+        for offset in range(stride)
+    ]
+    kept = cluster.distinct(sets)
+    prices = {collectives.collective(kind, size_bytes=size, ranks=ranks) for ranks in kept}
+    assert {collectives.collective(kind, size_bytes=size, ranks=ranks) for ranks in sets} == prices
+    assert set(kept) <= set(sets)
+
+
+def test_thousands_of_replicas_lie_in_a_few_ways():
+    cluster = load_cluster("dgx-h100")
+    inside = [tuple(range(first, first + 8)) for first in range(0, 16384, 8)]
+    across = [tuple(range(first, 16384, 8)) for first in range(8)]
+    astride = [(first, first + 1, first + 2) for first in range(0, 3 * 800, 3)]
+    assert cluster.distinct(inside) == [inside[0]]
+    assert cluster.distinct(across) == [across[0]]
+    assert cluster.distinct(astride) == [(0, 1, 2), (6, 7, 8), (15, 16, 17)]
+    with pytest.raises(CostModelError) as caught:
+        load_cluster("h100-8gpu").distinct([(0, 1), (7, 8)])
+    assert (caught.value.field, caught.value.value) == ("rank", 8)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(AR, 1.75), (AG, 0.875), (RS, 0.875), (A2A, 0.875), (SHIFT, 1)])
 def test_bus_factors_are_those_of_nccl_tests(kind, factor):
     assert bus_factor(kind, 8) == factor
 

@@ -112,18 +112,67 @@ def test_a_partly_filled_last_wave_costs_attention_on_b200():
     assert spill / full == pytest.approx(38 / 37 * (1 + 2 * (2 / (152 / 148) - 1)))
 
 
-@pytest.mark.parametrize(("rows", "efficiency"), [(100, 0.24), (256, 0.38), (1023, 0.38), (5000, 0.48)])
-def test_grouped_matmuls_run_better_with_more_rows_per_group(rows, efficiency):
-    flops = 2 * 8 * rows * 4096 * 14336
-    operation = Operation(
+def grouped(rows, *, groups=8, direction="fwd", size_bytes=0):
+    """Return a grouped multiplication of `rows` rows over all groups."""
+    return Operation(
         kind=OpKind.GROUPED_MATMUL,
         name="grouped",
-        shape=(8, 8 * rows, 14336, 4096),
+        shape=(groups, rows, 14336, 4096),
         dtype="bf16",
-        flops=flops,
-        bytes=0,
+        flops=2 * rows * 4096 * 14336,
+        bytes=size_bytes,
+        direction=direction,
     )
-    assert flops / (H100.operation(operation).seconds - 3.7e-6) == pytest.approx(efficiency * 989.4e12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "efficiency"), [(100, 0.24), (128, 0.24), (256, 0.31), (512, 0.38), (2048, 0.48), (5000, 0.48)]
+)
+def test_grouped_matmuls_run_better_with_more_rows_per_group(rows, efficiency):
+    operation = grouped(8 * rows)
+    reached = operation.flops / (H100.operation(operation).seconds - 3.7e-6)
+    assert reached == pytest.approx(efficiency * 989.4e12)
+
+
+gpus = st.sampled_from(["a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm"])
+directions = st.sampled_from(["fwd", "dgrad", "wgrad"])
+
+
+@given(
+    gpu=gpus, rows=st.integers(1, 2**17), more=st.integers(0, 2**12), groups=st.integers(1, 256),
+    direction=directions,
+)  # fmt: skip
+def test_more_rows_in_the_same_groups_never_cost_less(gpu, rows, more, groups, direction):
+    device = Roofline(load_gpu(gpu))
+    less = device.operation(grouped(rows, groups=groups, direction=direction)).seconds
+    assert device.operation(grouped(rows + more, groups=groups, direction=direction)).seconds >= less
+
+
+@given(gpu=gpus, rows=st.integers(1, 2**17), groups=st.integers(1, 256), direction=directions)
+def test_the_same_rows_in_more_groups_never_cost_less_and_never_beat_the_peak(gpu, rows, groups, direction):
+    device = Roofline(load_gpu(gpu))
+    operation = grouped(rows, groups=groups, direction=direction)
+    seconds = device.operation(operation).seconds
+    assert seconds > operation.flops / device.gpu.peak("bf16")
+    assert device.operation(grouped(rows, groups=groups + 1, direction=direction)).seconds >= seconds
+
+
+def test_a_few_rows_per_expert_are_bound_by_reading_the_weights():
+    weights = 2 * 64 * 4096 * 14336
+    seconds = H100.operation(grouped(64, groups=64, size_bytes=weights)).seconds
+    assert seconds == pytest.approx(weights / (0.7 * 3.35e12) + 3.7e-6)
+
+
+@given(gpu=gpus, m=st.integers(1, 2**14), n=st.integers(1, 2**14), parts=st.sampled_from([2, 4, 8]),
+       cut=st.sampled_from("nk"))  # fmt: skip
+def test_a_device_that_has_one_part_of_a_matmul_is_never_faster_than_its_share(gpu, m, n, parts, cut):
+    """Columns or rows cut over devices: at best, the parts together take as long as the whole."""
+    device = Roofline(load_gpu(gpu))
+    whole = device.operation(matmul(m, n * parts, 8192) if cut == "n" else matmul(m, 8192, n * parts)).seconds
+    part = device.operation(matmul(m, n, 8192) if cut == "n" else matmul(m, 8192, n)).seconds
+    latency_s = device.gpu.matmul.latency_s
+    assert part <= whole
+    assert parts * (part - latency_s) >= (whole - latency_s) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("kind", BANDWIDTH_KINDS)
