@@ -6,17 +6,18 @@ or norm, microbatch, phase, part); where a key occurs several times in a step, t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from simulator.distinct import distinct_rows, occurrence
 from simulator.errors import IllegalPlanError
 from simulator.plan import (
     COLLECTIVE_KINDS,
     MATCHING_SEND,
     NONE,
+    RECV_KINDS,
     SEND_KINDS,
     DevicePlan,
     IndexLists,
@@ -24,9 +25,13 @@ from simulator.plan import (
     TaskKind,
 )
 
+Ints = npt.NDArray[np.int64]
+
 _SENDS = np.array(sorted(SEND_KINDS), dtype=np.int64)
-_TRANSFERS = np.array(sorted([*MATCHING_SEND, *MATCHING_SEND.values()]), dtype=np.int64)
+_RECEIVES = np.array(sorted(RECV_KINDS), dtype=np.int64)
 _COLLECTIVES = np.array(sorted(COLLECTIVE_KINDS), dtype=np.int64)
+_SENT_AS = np.array([MATCHING_SEND.get(kind, kind) for kind in TaskKind], dtype=np.int64)
+"""Kind of the send, by kind of a transfer at either end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,10 +46,10 @@ class Matching:
         members: task numbers by collective, in the order of device plans.
     """
 
-    device_starts: npt.NDArray[np.int64]
+    device_starts: Ints
     is_send: npt.NDArray[np.bool_]
-    partner: npt.NDArray[np.int64]
-    collective: npt.NDArray[np.int64]
+    partner: Ints
+    collective: Ints
     members: IndexLists
 
 
@@ -58,21 +63,17 @@ def match_tasks(plan: Plan) -> Matching:
     np.cumsum([len(device.tasks) for device in plan.device_plans], out=device_starts[1:])
     matcher = _Matcher(plan=plan, device_starts=device_starts)
     partner = matcher.transfers()
-    members = matcher.collectives()
-    is_send = np.isin(np.concatenate([device.tasks.kind for device in plan.device_plans]), _SENDS)
-    sends = np.flatnonzero(is_send & (partner != NONE))
-    matcher.check_sizes([*zip(sends.tolist(), partner[sends].tolist(), strict=True), *members])
+    collective, members = matcher.collectives()
+    is_send = np.isin(matcher.column("kind"), _SENDS)
+    matcher.check_sizes(np.flatnonzero(is_send & (partner != NONE)), partner, members)
     if matcher.violations:
         raise IllegalPlanError(where="plan", violations=matcher.violations)
-    collective = np.full(len(is_send), NONE, dtype=np.int64)
-    for number, tasks in enumerate(members):
-        collective[list(tasks)] = number
     return Matching(
         device_starts=device_starts,
         is_send=is_send,
         partner=partner,
         collective=collective,
-        members=IndexLists.from_rows(members),
+        members=members,
     )
 
 
@@ -81,60 +82,119 @@ class _Matcher:
     """One walk over a plan; what cannot be matched ends up in `violations`."""
 
     plan: Plan
-    device_starts: npt.NDArray[np.int64]
+    device_starts: Ints
     violations: list[str] = field(default_factory=list)
     codes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def transfers(self) -> npt.NDArray[np.int64]:
+    def column(self, name: str) -> Ints:
+        """Return a column of the task tables of all device plans."""
+        return np.concatenate([getattr(device.tasks, name) for device in self.plan.device_plans])
+
+    def transfers(self) -> Ints:
         """Return the other end of every transfer, by task."""
-        ends: dict[Hashable, tuple[list[int], list[int]]] = {}
-        for number, device in enumerate(self.plan.device_plans):
-            first = int(self.device_starts[number])
-            for key, position, is_recv in _transfer_keys(device):
-                ends.setdefault(key, ([], []))[is_recv].append(first + position)
-        partner = np.full(int(self.device_starts[-1]), NONE, dtype=np.int64)
-        for sent, received in ends.values():
-            common = min(len(sent), len(received))
-            partner[sent[:common]] = received[:common]
-            partner[received[:common]] = sent[:common]
-            self.violations += [f"{self._name(task)} is never received" for task in sent[common:]]
-            self.violations += [f"{self._name(task)} is never sent" for task in received[common:]]
+        kind = self.column("kind")
+        found = np.flatnonzero(np.isin(kind, _SENDS) | np.isin(kind, _RECEIVES))
+        received = np.isin(kind[found], _RECEIVES)
+        here, peer = self._pipeline_rank()[found], self.column("peer")[found]
+        ends = (np.where(received, peer, here), np.where(received, here, peer))
+        edge, microbatch = self.column("edge")[found], self.column("microbatch")[found]
+        _, key = distinct_rows([_SENT_AS[kind[found]], edge, microbatch, *ends])
+        nth = occurrence(2 * key + received)
+        _, meeting = distinct_rows([key, nth])
+        by_end = np.full((2, len(found)), NONE, dtype=np.int64)
+        by_end[received.astype(np.int64), meeting] = found
+        sent, accepted = by_end[:, (by_end != NONE).all(axis=0)]
+        partner = np.full(len(kind), NONE, dtype=np.int64)
+        partner[sent] = accepted
+        partner[accepted] = sent
+        alone = partner[found] == NONE
+        self.violations += [
+            f"{self._name(task)} is never {'sent' if is_recv else 'received'}"
+            for task, is_recv in zip(found[alone].tolist(), received[alone].tolist(), strict=True)
+        ]
         return partner
 
-    def collectives(self) -> list[tuple[int, ...]]:
-        """Return the tasks of every collective, one per device plan of its group."""
-        joined: dict[tuple[Hashable, ...], dict[int, list[int]]] = {}
-        for number, device in enumerate(self.plan.device_plans):
-            first = int(self.device_starts[number])
-            for key, position in _collective_keys(device):
-                by_rank = joined.setdefault(key, {})
-                by_rank.setdefault(device.pipeline_rank, []).append(first + position)
-        members: list[tuple[int, ...]] = []
-        for (group, *_), by_rank in joined.items():
-            ranks = self.plan.groups[group].pipeline_ranks if isinstance(group, int) and group != NONE else ()
-            members += self._one_per_rank(ranks, by_rank)
-        return members
+    def collectives(self) -> tuple[Ints, IndexLists]:
+        """Return the collective of every task, and the tasks of each, one per device plan of its group."""
+        kind, group = self.column("kind"), self.column("group")
+        found = np.flatnonzero(np.isin(kind, _COLLECTIVES))
+        names = ("kind", "group", "microbatch", "phase", "part")
+        columns = [self.column(name)[found] for name in names]
+        _, key = distinct_rows([*columns, self._bucket_or_stage()[found]])
+        here = self._pipeline_rank()[found]
+        _, meeting = distinct_rows([key, occurrence(distinct_rows([key, here])[1])])
+        counts = np.bincount(meeting)
+        order = np.argsort(meeting, kind="stable")
+        joins, sizes = self._membership()
+        complete = counts == sizes[group[found[order]]][np.cumsum(counts) - counts]
+        wrong = ~joins[group[found], here] | ~complete[meeting]
+        for number in distinct_rows([key[wrong]])[0].tolist():
+            self._name_faults(found[key == key[wrong][number]].tolist())
+        collective = np.full(len(kind), NONE, dtype=np.int64)
+        collective[found] = meeting
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+        return collective, IndexLists(starts=starts, values=found[order])
 
-    def check_sizes(self, meetings: list[tuple[int, ...]]) -> None:
+    def check_sizes(self, sends: Ints, partner: Ints, members: IndexLists) -> None:
         """Note every meeting whose tasks disagree about the bytes that move."""
-        size = np.concatenate([device.tasks.size_bytes for device in self.plan.device_plans]).tolist()
+        size = self.column("size_bytes")
+        differing = sends[size[sends] != size[partner[sends]]]
+        meetings: list[tuple[int, ...]] = [(task, int(partner[task])) for task in differing.tolist()]
+        if len(members.values):
+            moved, starts = size[members.values], members.starts[:-1]
+            uneven = np.maximum.reduceat(moved, starts) != np.minimum.reduceat(moved, starts)
+            meetings += [members.row(number) for number in np.flatnonzero(uneven).tolist()]
         for tasks in meetings:
-            if len({size[task] for task in tasks}) > 1:
-                ends = " and ".join(f"{self._name(task)} ({size[task]} bytes)" for task in tasks)
-                self.violations.append(f"{ends} disagree about the size")
+            ends = " and ".join(f"{self._name(task)} ({int(size[task])} bytes)" for task in tasks)
+            self.violations.append(f"{ends} disagree about the size")
 
-    def _one_per_rank(self, ranks: tuple[int, ...], by_rank: dict[int, list[int]]) -> list[tuple[int, ...]]:
+    def _pipeline_rank(self) -> Ints:
+        """Return the pipeline rank of every task."""
+        ranks = [device.pipeline_rank for device in self.plan.device_plans]
+        return np.repeat(np.array(ranks, dtype=np.int64), np.diff(self.device_starts))
+
+    def _bucket_or_stage(self) -> Ints:
+        """Return a number for what a collective moves: a bucket, the norm, or values of a stage.
+
+        A bucket has one name on all its ranks, but several stages may hold it (tied parameters).
+        """
+        numbers: dict[str, int] = {}
+        found = []
+        for device in self.plan.device_plans:
+            table = device.tasks
+            named = [numbers.setdefault(bucket.name, len(numbers)) for bucket in device.buckets]
+            of_bucket = np.array([*named, NONE], dtype=np.int64)[table.bucket]
+            unnamed = np.where(table.phase == NONE, -1, -3 - table.stage)
+            found.append(np.where(table.bucket == NONE, unnamed, of_bucket))
+        return np.concatenate(found)
+
+    def _membership(self) -> tuple[npt.NDArray[np.bool_], Ints]:
+        """Return who takes part, bool [groups + 1, pipeline ranks], and how many; the last row: no group."""
+        groups = self.plan.groups
+        joins = np.zeros((len(groups) + 1, int(self._pipeline_rank().max(initial=0)) + 1), dtype=np.bool_)
+        for number, group in enumerate(groups):
+            joins[number, [rank for rank in group.pipeline_ranks if rank < joins.shape[1]]] = True
+        return joins, np.array([*(len(group.pipeline_ranks) for group in groups), NONE], dtype=np.int64)
+
+    def _name_faults(self, tasks: list[int]) -> None:
+        """Note who never joins, and who is no member, of the collectives with one key that `tasks` are."""
+        group = int(self.column("group")[tasks[0]])
+        ranks = self.plan.groups[group].pipeline_ranks if group != NONE else ()
+        by_rank: dict[int, list[int]] = {}
+        for task in tasks:
+            by_rank.setdefault(self._device(task).pipeline_rank, []).append(task)
         most = max(map(len, by_rank.values()))
-        missing = [rank for rank in ranks if len(by_rank.get(rank, [])) < most]
-        strangers = [rank for rank in by_rank if rank not in ranks]
-        if not missing and not strangers:
-            return [tuple(sorted(tasks)) for tasks in zip(*(by_rank[rank] for rank in ranks), strict=True)]
         last = max(by_rank.values(), key=len)[-1]
+        missing = [rank for rank in ranks if len(by_rank.get(rank, [])) < most]
         self.violations += [f"pipeline rank {rank} never joins {self._name(last)}" for rank in missing]
         self.violations += [
-            f"{self._name(by_rank[rank][0])} does not belong to the group that it names" for rank in strangers
+            f"{self._name(found[0])} does not belong to the group that it names"
+            for rank, found in by_rank.items()
+            if rank not in ranks
         ]
-        return []
+
+    def _device(self, task: int) -> DevicePlan:
+        return self.plan.device_plans[int(np.searchsorted(self.device_starts, task, side="right")) - 1]
 
     def _name(self, task: int) -> str:
         number = int(np.searchsorted(self.device_starts, task, side="right")) - 1
@@ -143,32 +203,3 @@ class _Matcher:
             self.codes[number] = device.codes()
         code = self.codes[number][task - int(self.device_starts[number])]
         return f"{code} of pipeline rank {device.pipeline_rank}"
-
-
-def _transfer_keys(device: DevicePlan) -> list[tuple[Hashable, int, bool]]:
-    """Return (key, position, is a receive) of every transfer; both ends have the same key."""
-    table, here = device.tasks, device.pipeline_rank
-    found = np.flatnonzero(np.isin(table.kind, _TRANSFERS))
-    columns = (found, table.kind[found], table.edge[found], table.microbatch[found], table.peer[found])
-    keys: list[tuple[Hashable, int, bool]] = []
-    for position, kind, edge, microbatch, peer in zip(*(c.tolist() for c in columns), strict=True):
-        received = TaskKind(kind) in MATCHING_SEND
-        sent_as = MATCHING_SEND[TaskKind(kind)] if received else kind
-        ends = (peer, here) if received else (here, peer)
-        keys.append(((int(sent_as), edge, microbatch, *ends), position, received))
-    return keys
-
-
-def _collective_keys(device: DevicePlan) -> list[tuple[tuple[Hashable, ...], int]]:
-    """Return (key, position) of every collective; all members have the same key."""
-    table = device.tasks
-    found = np.flatnonzero(np.isin(table.kind, _COLLECTIVES))
-    names = ("group", "kind", "bucket", "microbatch", "phase", "part", "stage")
-    columns = (found, *(getattr(table, name)[found] for name in names))
-    keys: list[tuple[tuple[Hashable, ...], int]] = []
-    for row in zip(*(c.tolist() for c in columns), strict=True):
-        position, group, kind, bucket, microbatch, phase, part, stage = row
-        # A bucket has one name on all its ranks, but several stages may hold it (tied parameters).
-        name = ("norm" if phase == NONE else stage) if bucket == NONE else device.buckets[bucket].name
-        keys.append(((group, name, kind, microbatch, phase, part), position))
-    return keys

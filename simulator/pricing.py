@@ -1,9 +1,9 @@
-"""Pricing: one row of seconds, band and provenance per distinct work, transfer and collective of a plan."""
+"""Pricing: one row of seconds, band and provenance per distinct work, transfer, collective and host copy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy.typing as npt
 from cost_models.errors import CostModelError
 from cost_models.price import CollectiveKind, CostModel, Price, Provenance
 from simulator import rules
+from simulator.distinct import distinct_rows
 from simulator.errors import PlanError
-from simulator.plan import NONE, SEND_KINDS, DevicePlan, Group, Plan, TaskKind, Work
+from simulator.plan import HOST_COPY_KINDS, NONE, RECV_KINDS, SEND_KINDS, Plan, TaskKind
 
 PROVENANCES = tuple(Provenance)
 COLLECTIVE_OF = {
@@ -21,7 +22,13 @@ COLLECTIVE_OF = {
     TaskKind.REDUCE_SCATTER: CollectiveKind.REDUCE_SCATTER,
     TaskKind.ALL_GATHER: CollectiveKind.ALL_GATHER,
     TaskKind.ALL_TO_ALL: CollectiveKind.ALL_TO_ALL,
+    TaskKind.RING_SHIFT: CollectiveKind.RING_SHIFT,
 }
+
+_SENDS = np.array(sorted(SEND_KINDS), dtype=np.int64)
+_TRANSFERS = np.array(sorted(SEND_KINDS | RECV_KINDS), dtype=np.int64)
+_COLLECTIVES = np.array(sorted(COLLECTIVE_OF), dtype=np.int64)
+_COPIES = np.array(sorted(HOST_COPY_KINDS), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,8 +69,8 @@ def price_tasks(plan: Plan, cost_model: CostModel) -> tuple[PriceTable, npt.NDAr
     Raises: CostModelError naming the work, message or collective whose price is no finite number >= 0.
     """
     pricer = _Pricer(plan=plan, cost_model=cost_model)
-    rows = [pricer.rows_of(device) for device in plan.device_plans]
-    return pricer.table(), np.concatenate(rows)
+    rows = pricer.price_all()
+    return pricer.table(), rows
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,23 +95,36 @@ class _Pricer:
     plan: Plan
     cost_model: CostModel
     rows: list[_Row] = field(default_factory=list)
-    numbers: dict[Hashable, int] = field(default_factory=dict)
     operations: dict[Hashable, Price] = field(default_factory=dict)
-    slowest: dict[Hashable, list[Sequence[int]]] = field(default_factory=dict)
+    sets: dict[Hashable, Sequence[Sequence[int]]] = field(default_factory=dict)
 
-    def rows_of(self, device: DevicePlan) -> npt.NDArray[np.int64]:
-        table = device.tasks
-        found = np.full(len(table), NONE, dtype=np.int64)
-        computing = np.flatnonzero(table.work != NONE)
-        distinct, inverse = np.unique(table.work[computing], return_inverse=True)
-        found[computing] = np.array([self._work(work) for work in distinct.tolist()], dtype=np.int64)[inverse]
-        talking = np.flatnonzero((table.peer != NONE) | (table.group != NONE))
-        columns = (table.kind, table.peer, table.group, table.size_bytes)
-        questions = zip(*(column[talking].tolist() for column in columns), strict=True)
-        here = device.pipeline_rank
-        found[talking] = [
-            self._talk(TaskKind(kind), here, peer=p, group=g, size=b) for kind, p, g, b in questions
-        ]
+    def price_all(self) -> npt.NDArray[np.int64]:
+        """Return the row of every task, device plan by device plan."""
+        tables = [device.tasks for device in self.plan.device_plans]
+
+        def column(name: str) -> npt.NDArray[np.int64]:
+            return np.concatenate([getattr(table, name) for table in tables])
+
+        kind, size = column("kind"), column("size_bytes")
+        here = np.repeat(
+            np.array([device.pipeline_rank for device in self.plan.device_plans], dtype=np.int64),
+            [len(table) for table in tables],
+        )
+        sends, peer, group, work = np.isin(kind, _SENDS), column("peer"), column("group"), column("work")
+        source, target = np.where(sends, here, peer), np.where(sends, peer, here)
+        found = np.full(len(kind), NONE, dtype=np.int64)
+        for chosen, columns, price in (
+            (work != NONE, (work,), self._operations),
+            (np.isin(kind, _TRANSFERS), (source, target, size), self._transfer),
+            (np.isin(kind, _COLLECTIVES), (kind, group, size), self._collective),
+            (np.isin(kind, _COPIES), (size,), self._host_copy),
+        ):
+            where = np.flatnonzero(chosen)
+            asked = [values[where] for values in columns]
+            first, number = distinct_rows(asked)
+            found[where] = len(self.rows) + number
+            questions = zip(*(values[first].tolist() for values in asked), strict=True)
+            self.rows += [price(*question) for question in questions]
         return found
 
     def table(self) -> PriceTable:
@@ -118,23 +138,8 @@ class _Pricer:
             provenance_s=np.array([row.provenance_s for row in rows]),
         )
 
-    def _talk(self, kind: TaskKind, here: int, *, peer: int, group: int, size: int) -> int:
-        if kind in COLLECTIVE_OF:
-            what = COLLECTIVE_OF[kind]
-            return self._number((what, group, size), lambda: self._collective(what, group, size))
-        source, target = (here, peer) if kind in SEND_KINDS else (peer, here)
-        return self._number((source, target, size), lambda: self._transfer(source, target, size))
-
-    def _number(self, key: Hashable, price: Callable[[], _Row]) -> int:
-        if key not in self.numbers:
-            self.numbers[key] = len(self.rows)
-            self.rows.append(price())
-        return self.numbers[key]
-
-    def _work(self, number: int) -> int:
-        return self._number(number, lambda: self._operations(self.plan.works[number]))
-
-    def _operations(self, work: Work) -> _Row:
+    def _operations(self, number: int) -> _Row:
+        work = self.plan.works[number]
         row = _Row(num_kernels=work.num_kernels)
         for operation in work.operations:
             if operation not in self.operations:
@@ -144,46 +149,43 @@ class _Pricer:
         return row
 
     def _transfer(self, source: int, target: int, size: int) -> _Row:
-        pairs = zip(self.plan.mesh.ranks(pp=source), self.plan.mesh.ranks(pp=target), strict=True)
+        def pairs() -> list[tuple[int, int]]:
+            mesh = self.plan.mesh
+            return list(zip(mesh.ranks(pp=source), mesh.ranks(pp=target), strict=True))
+
         return self._slowest_of(
-            ("transfer", source, target),
-            pairs,
+            self._distinct(("transfer", source, target), pairs),
             lambda pair: self.cost_model.transfer(size_bytes=size, source_rank=pair[0], target_rank=pair[1]),
             what=f"transfer of {size} bytes from pipeline rank {source} to {target}",
         )
 
-    def _collective(self, kind: CollectiveKind, number: int, size: int) -> _Row:
-        group: Group = self.plan.groups[number]
+    def _collective(self, kind: int, number: int, size: int) -> _Row:
+        group, asked = self.plan.groups[number], COLLECTIVE_OF[TaskKind(kind)]
         return self._slowest_of(
-            ("collective", number),
-            group.members,
-            lambda ranks: self.cost_model.collective(kind, size_bytes=size, ranks=ranks),
-            what=f"{kind.value} of {size} bytes over group {group.name}",
+            self._distinct(("collective", number), lambda: group.members),
+            lambda ranks: self.cost_model.collective(asked, size_bytes=size, ranks=ranks),
+            what=f"{asked.value} of {size} bytes over group {group.name}",
         )
 
-    def _slowest_of(
-        self,
-        key: Hashable,
-        members: Iterable[Sequence[int]],
-        ask: Callable[[Sequence[int]], Price],
-        *,
-        what: str,
-    ) -> _Row:
-        """Price the slowest of several sets of ranks that do the same thing.
-
-        Replicas that cost the same the first time (the same pattern of nodes) are asked for once
-        afterwards, so that thousands of replicas cost one look each, not one per message.
-        """
+    def _host_copy(self, size: int) -> _Row:
         row = _Row()
-        if key not in self.slowest:
-            classes: dict[Price, Sequence[int]] = {}
-            for ranks in members:
-                classes.setdefault(_valid(ask(ranks), what), ranks)
-            self.slowest[key] = list(classes.values())
-            row.add(max(classes, key=lambda price: price.seconds), count=1)
-        else:
-            prices = [_valid(ask(ranks), what) for ranks in self.slowest[key]]
-            row.add(max(prices, key=lambda price: price.seconds), count=1)
+        row.add(_valid(self.cost_model.host_copy(size_bytes=size), f"host copy of {size} bytes"), count=1)
+        return row
+
+    def _distinct(
+        self, key: Hashable, members: Callable[[], Sequence[Sequence[int]]]
+    ) -> Sequence[Sequence[int]]:
+        """Return the sets of ranks that lie differently, looked for once per group or pair of ranks."""
+        if key not in self.sets:
+            self.sets[key] = self.cost_model.distinct(members())
+        return self.sets[key]
+
+    def _slowest_of(
+        self, sets: Sequence[Sequence[int]], ask: Callable[[Sequence[int]], Price], *, what: str
+    ) -> _Row:
+        """Price the slowest of several sets of ranks that do the same thing."""
+        row = _Row()
+        row.add(max((_valid(ask(ranks), what) for ranks in sets), key=lambda price: price.seconds), count=1)
         return row
 
 

@@ -159,7 +159,9 @@ def _eager(plan: Plan, matching: Matching, cost_model: CostModel) -> npt.NDArray
     limit = cost_model.eager_limit_bytes
     eager = np.zeros(len(size), dtype=np.bool_)
     transfers = np.flatnonzero(matching.partner != NONE)
-    eager[transfers] = [rules.is_eager(bytes_, limit) for bytes_ in size[transfers].tolist()]
+    sizes, inverse = np.unique(size[transfers], return_inverse=True)
+    small = [rules.is_eager(bytes_, limit) for bytes_ in sizes.tolist()]
+    eager[transfers] = np.array(small, dtype=np.bool_)[inverse]
     return eager
 
 

@@ -37,13 +37,18 @@ def exact_price(time_ns: int, *, provenance: Provenance = Provenance.MEASURED, b
 
 @dataclass(kw_only=True)
 class FakeCostModel:
-    """Nanoseconds by operation name ("7" means 7 ns), transfers by size, collectives by kind and size."""
+    """Nanoseconds by operation name ("7" means 7 ns), transfers by size, collectives by kind and size.
+
+    `distinct_sets` says which sets of ranks lie differently; by default all do.
+    """
 
     name: str = "fake"
     launch_ns: int = 0
     eager_limit_bytes: int = 0
     transfer_ns: Callable[[int, int, int], int] = lambda size, source, target: 0
     collective_ns: Callable[[CollectiveKind, int, Sequence[int]], int] = lambda kind, size, ranks: 0
+    host_copy_ns: Callable[[int], int] = lambda size: 0
+    distinct_sets: Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]] = lambda members: members
     device_memory_bytes: int = 1 << 40
     context_bytes: int = 0
     bytes_per_communicator: int = 0
@@ -75,6 +80,13 @@ class FakeCostModel:
         self.asked.append(("collective", kind, size_bytes, tuple(ranks)))
         time_ns = self.collective_ns(kind, size_bytes, ranks)
         return exact_price(time_ns, provenance=Provenance.FITTED, band=self.band)
+
+    def host_copy(self, *, size_bytes: int) -> Price:
+        self.asked.append(("host_copy", size_bytes))
+        return exact_price(self.host_copy_ns(size_bytes), provenance=Provenance.DATASHEET, band=self.band)
+
+    def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        return self.distinct_sets(members)
 
 
 def fixed(time_ns: int, *, kernels: int = 1, flops: int = 0) -> Work:

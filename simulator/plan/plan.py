@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.ops import Operation
+from simulator.distinct import distinct_rows
 from simulator.plan.buffers import Bucket, BufferTable
 from simulator.plan.mesh import Group, Mesh
 from simulator.plan.task import NONE, Task, TaskKind, TaskName
@@ -256,22 +257,23 @@ class DevicePlan:
     def codes(self) -> tuple[str, ...]:
         """Return `TaskName.code` of every task, in dispatch order."""
         table = self.tasks
-        names = [bucket.name for bucket in self.buckets]
-        columns = zip(
-            table.kind.tolist(), table.stage.tolist(), table.microbatch.tolist(), table.part.tolist(),
-            table.bucket.tolist(), table.group.tolist(), table.phase.tolist(), strict=True,
-        )  # fmt: skip
+        columns = (table.kind, table.stage, table.phase, table.part, table.bucket, table.group)
+        first, number = distinct_rows(columns)
+        rows = zip(*(column[first].tolist() for column in columns), strict=True)
+        texts = [self._before_and_after_microbatch(*row) for row in rows]
+        pairs = zip(number.tolist(), table.microbatch.tolist(), strict=True)
         return tuple(
-            TaskName(
-                kind=TaskKind(kind),
-                stage=stage,
-                microbatch=microbatch,
-                part=part,
-                bucket=names[bucket] if bucket != NONE else _norm(group, phase),
-                phase=phase,
-            ).code
-            for kind, stage, microbatch, part, bucket, group, phase in columns
+            f"{texts[row][0]}{'' if microbatch == NONE else microbatch}{texts[row][1]}"
+            for row, microbatch in pairs
         )
+
+    def _before_and_after_microbatch(self, *row: int) -> tuple[str, str]:
+        """Return what stands before and after the microbatch in the code of a task."""
+        kind, stage, phase, part, bucket, group = row
+        before = TaskName(kind=TaskKind(kind), stage=stage, phase=phase)
+        name = self.buckets[bucket].name if bucket != NONE else _norm(group, phase)
+        whole = TaskName(kind=before.kind, stage=stage, phase=phase, part=part, bucket=name)
+        return before.code, whole.code.removeprefix(before.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -82,21 +82,26 @@ def test_a_collective_takes_as_long_as_its_slowest_set_of_ranks():
     assert {question[3] for question in model.asked} == {(0, 3), (1, 4), (2, 5)}
 
 
-def test_replicas_that_cost_the_same_are_asked_for_once_per_further_message_size():
+def test_of_replicas_that_lie_alike_one_is_priced():
     builder = PlanBuilder(pipeline_ranks=2, replicas=1000)
     for number in range(20):
         builder.transfer(0, 1, name=f"{number}", microbatch=number, size_bytes=number + 1)
-    model = FakeCostModel(transfer_ns=lambda size, source, target: size * (1 + (source == 500)))
+    looked = []
+    model = FakeCostModel(
+        transfer_ns=lambda size, source, target: size * (1 + (source == 500)),
+        distinct_sets=lambda members: looked.append(len(members)) or [members[0], members[500]],
+    )
     work = build_workload(builder.build(), model)
     assert work.duration_ns[:20].tolist() == [2 * size for size in range(1, 21)]
-    assert len(model.asked) == 1000 + 19 * 2
+    assert len(model.asked) == 20 * 2
+    assert looked == [1000]
 
 
 def test_every_kind_of_collective_is_priced_by_its_own_name():
     builder = PlanBuilder(replicas=2)
     device = builder.devices[0]
     bucket, group = device.bucket("d"), builder.group("dp0", "dp", [0])
-    for kind in (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER, K.ALL_TO_ALL):
+    for kind in (K.ALL_REDUCE, K.ALL_GATHER, K.REDUCE_SCATTER, K.ALL_TO_ALL, K.RING_SHIFT):
         device.task(kind.name, kind, "dp", group=group, bucket=bucket, size_bytes=5)
     model = FakeCostModel()
     build_workload(builder.build(), model)
