@@ -16,7 +16,10 @@ comparisons on int64 and float64 only, so that numba compiles it unchanged.
     the receive, which is complete once it is posted and the bytes are there.
 [Note: rendezvous send]  A larger message moves once both ends are joined; both end together.
 [Note: additive skew]  A collective is on the wire from its last arrival on, and all members end together:
-    a waiting rank pays the difference of arrivals *plus* the transport, not the larger of the two.
+    a waiting rank pays the difference of arrivals *plus* the transport, not the larger of the two. A ring
+    shift is a collective: every member waits for all, not only for its neighbours.
+[Note: host copy]  A copy between device and host needs no peer: it takes its stream for the priced time from
+    when it is ready and launched. Copies of one device on several streams do not slow each other down.
 """
 
 from __future__ import annotations
@@ -68,6 +71,11 @@ def joined_ns(ready: int, dispatch: int) -> int:
     return max(ready, dispatch)
 
 
+def host_copy_start_ns(ready: int, dispatch: int) -> int:
+    """Return when a copy between device and host starts; see [Note: host copy]."""
+    return max(ready, dispatch)
+
+
 def is_eager(size_bytes: int, eager_limit_bytes: int) -> bool:
     """Tell whether a send returns before its peer; see [Note: eager send]."""
     return size_bytes <= eager_limit_bytes
@@ -94,5 +102,5 @@ def collective_start_ns(latest_so_far: int, arrival: int) -> int:
 
 
 def wire_end_ns(start: int, duration: int) -> int:
-    """Return when a rendezvous message or a collective has moved its last byte."""
+    """Return when a rendezvous message, a collective or a host copy has moved its last byte."""
     return start + duration

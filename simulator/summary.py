@@ -9,8 +9,18 @@ import numpy as np
 
 from cost_models.errors import CostModelError, check_invariant, nearest
 from cost_models.price import CostModel
+from simulator.distinct import distinct_rows
 from simulator.memory import Peak, owners_at, peak_of, reserved_peak_bytes
-from simulator.plan import NONE, RECV_KINDS, SEND_KINDS, DevicePlan, ModelFacts, Plan, TaskKind
+from simulator.plan import (
+    COLLECTIVE_KINDS,
+    NONE,
+    RECV_KINDS,
+    SEND_KINDS,
+    DevicePlan,
+    ModelFacts,
+    Plan,
+    TaskKind,
+)
 from simulator.pricing import PROVENANCES
 from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
 from simulator.timeline.timeline import RankTrack, Timeline
@@ -110,7 +120,8 @@ def _flops(plan: Plan, *, recompute_only: bool) -> int:
     for device in plan.device_plans:
         table = device.tasks
         counted = (table.work != NONE) & ((table.kind == TaskKind.R) | (not recompute_only))
-        total += sum(by_work[work] for work in table.work[counted].tolist())
+        works, times = np.unique(table.work[counted], return_counts=True)
+        total += sum(by_work[work] * n for work, n in zip(works.tolist(), times.tolist(), strict=True))
     return total * plan.replicas
 
 
@@ -138,12 +149,20 @@ def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, 
 
 
 def _communicator_bytes(plan: Plan, device: DevicePlan, cost_model: CostModel) -> int:
-    """Return what the communicators of a rank take: one per group, one per transfer direction and peer."""
+    """Return what the communicators of a rank take: one per set of ranks, or peer, on each stream.
+
+    Two streams never share one, since its operations run in one order; groups with the same ranks do.
+    """
     table = device.tasks
-    groups = sorted(set(table.group[table.group != NONE].tolist()))
     transfers = np.isin(table.kind, np.array(sorted(SEND_KINDS | RECV_KINDS)))
-    pairs = len(set(table.stream[transfers].tolist()))
-    in_groups = sum(cost_model.communicator_bytes(plan.groups[group].size) for group in groups)
+    pairs = len(distinct_rows([table.stream[transfers], table.peer[transfers]])[0])
+    collectives = np.flatnonzero(np.isin(table.kind, np.array(sorted(COLLECTIVE_KINDS))))
+    first, _ = distinct_rows([table.stream[collectives], table.group[collectives]])
+    rows = zip(
+        table.stream[collectives[first]].tolist(), table.group[collectives[first]].tolist(), strict=True
+    )
+    sets = {(stream, plan.groups[group].members) for stream, group in rows}
+    in_groups = sum(cost_model.communicator_bytes(len(members[0])) for _, members in sets)
     return in_groups + pairs * cost_model.communicator_bytes(PAIR)
 
 

@@ -1,8 +1,8 @@
 """`Workload`: (Plan, CostModel) -> flat arrays, the single input of every engine.
 
 The tasks of all device plans lie one after another, each device plan in dispatch order; a task's number
-here is `device_starts[device] + dispatch position`. Every distinct work, transfer and collective is
-priced once.
+here is `device_starts[device] + dispatch position`. Every distinct work, transfer, collective and host copy
+is priced once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from cost_models.price import CostModel
 from simulator import rules
 from simulator.errors import PlanError
 from simulator.matching import Matching, match_tasks
-from simulator.plan import COMPUTE_KINDS, NONE, IndexLists, Plan
+from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, IndexLists, Plan
 from simulator.pricing import PriceTable, price_tasks, whole_ns
 
 Ints = npt.NDArray[np.int64]
 COMPUTE_VALUES = np.array(sorted(COMPUTE_KINDS), dtype=np.int64)
+HOST_COPY_VALUES = np.array(sorted(HOST_COPY_KINDS), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +31,8 @@ class Workload:
     Args:
         device_starts: int64 [device plans + 1], first task of each device plan.
         stream_starts: int64 [device plans + 1], first stream of each device plan.
-        is_compute: bool [tasks]; the others are transfers and collectives.
+        is_compute: bool [tasks].
+        is_host_copy: bool [tasks]; what is neither is a transfer or a collective.
         stream: int64 [tasks], stream number over all device plans.
         duration_ns: int64 [tasks], device time, or time on the wire.
         launch_ns: int64 [tasks], host time until the first kernel is launched.
@@ -42,7 +44,8 @@ class Workload:
         collective: int64 [tasks], number of the collective, or NONE.
         members: task numbers by collective: one per device plan that takes part (replicas are folded).
         price: int64 [tasks], row of `prices`, or NONE (nothing to do).
-        prices: what each distinct work, transfer and collective costs, in seconds, with its provenance.
+        prices: what each distinct work, transfer, collective and host copy costs, in seconds, with its
+            provenance.
         codes: task codes, for people.
         pipeline_rank: int64 [device plans].
         n_devices: how many ranks share each device plan.
@@ -51,6 +54,7 @@ class Workload:
     device_starts: Ints
     stream_starts: Ints
     is_compute: npt.NDArray[np.bool_]
+    is_host_copy: npt.NDArray[np.bool_]
     stream: Ints
     duration_ns: Ints
     launch_ns: Ints
@@ -108,6 +112,7 @@ def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
         device_starts=device_starts,
         stream_starts=stream_starts,
         is_compute=is_compute,
+        is_host_copy=np.isin(kind, HOST_COPY_VALUES),
         stream=np.concatenate(
             [t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)]
         ),

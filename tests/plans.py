@@ -104,6 +104,7 @@ class DeviceBuilder:
     def __init__(self, plan: PlanBuilder, pipeline_rank: int) -> None:
         self._plan = plan
         self.pipeline_rank = pipeline_rank
+        self.stages: tuple[int, ...] = (pipeline_rank,)
         self.streams = ["compute"]
         self.tasks: list[Task] = []
         self.names: dict[str, int] = {}
@@ -163,7 +164,7 @@ class DeviceBuilder:
         table = list(self.buffers.values())
         return DevicePlan(
             pipeline_rank=self.pipeline_rank,
-            stages=(self.pipeline_rank,),
+            stages=self.stages,
             streams=tuple(self.streams),
             buffers=BufferTable.of(
                 size_bytes=[size for size, _, _ in table],
@@ -179,8 +180,8 @@ class DeviceBuilder:
 class PlanBuilder:
     """Collects device plans, works, edges and groups."""
 
-    def __init__(self, *, pipeline_ranks: int = 1, replicas: int = 1, **facts: object) -> None:
-        self.mesh = Mesh(axes=(("dp", replicas), ("pp", pipeline_ranks)))
+    def __init__(self, *, pipeline_ranks: int = 1, replicas: int = 1, tp: int = 1, **facts: object) -> None:
+        self.mesh = Mesh(axes=(("tp", tp), ("dp", replicas), ("pp", pipeline_ranks)))
         self.works: list[Work] = []
         self.groups: list[Group] = []
         self.devices = [DeviceBuilder(self, rank) for rank in range(pipeline_ranks)]
@@ -192,15 +193,25 @@ class PlanBuilder:
         return self.works.index(work)
 
     def group(self, name: str, axis: str, pipeline_ranks: Sequence[int]) -> int:
-        """Add a group: all replicas of one pipeline rank, or everybody ("world"), or one set per replica."""
-        replicas = self.mesh.size("dp")
-        if axis == "dp":
+        """Add a group.
+
+        "dp": the replicas of one pipeline rank, or everybody ("world"); "tp": the ranks that share a replica;
+        else one set per replica over the pipeline ranks.
+        """
+        if axis == "tp":
+            members = tuple(
+                self.mesh.ranks(pp=p, dp=replica)
+                for p in pipeline_ranks
+                for replica in range(self.mesh.size("dp"))
+            )
+        elif axis == "dp" and len(pipeline_ranks) == 1:
+            members = tuple(
+                self.mesh.ranks(pp=pipeline_ranks[0], tp=shard) for shard in range(self.mesh.size("tp"))
+            )
+        elif axis == "dp":
             members = (tuple(r for p in pipeline_ranks for r in self.mesh.ranks(pp=p)),)
         else:
-            members = tuple(
-                tuple(self.mesh.ranks(pp=p, dp=replica)[0] for p in pipeline_ranks)
-                for replica in range(replicas)
-            )
+            members = tuple(zip(*(self.mesh.ranks(pp=p) for p in pipeline_ranks), strict=True))
         group = Group(name=name, axis=axis, pipeline_ranks=tuple(pipeline_ranks), members=members)
         self.groups.append(group)
         return len(self.groups) - 1

@@ -51,8 +51,8 @@ def _fact_faults(plan: Plan) -> Iterator[Fault]:
         if size < 1:
             yield Fault(place=f"training.micro_batch_sizes[{number}]", value=size, rule="must be >= 1")
     replica_batch = sum(training.micro_batch_sizes)
-    if replica_batch * plan.replicas != training.global_batch:
-        rule = f"must be {plan.replicas} replicas x {replica_batch} sequences in their microbatches"
+    if replica_batch * plan.batch_shares != training.global_batch:
+        rule = f"must be {plan.batch_shares} replicas x {replica_batch} sequences in their microbatches"
         yield Fault(place="training.global_batch", value=training.global_batch, rule=rule)
     for field in fields(plan.model):
         value = getattr(plan.model, field.name)
@@ -179,6 +179,20 @@ def _device_faults(plan: Plan, device: DevicePlan, place: str) -> Iterator[Fault
         if bucket.stage not in device.stages:
             rule = "must be a stage of this device plan"
             yield Fault(place=f"{place}.buckets[{number}].stage", value=bucket.stage, rule=rule)
+    yield from _stream_rule_faults(device, f"{place}.stream_rules")
+
+
+def _stream_rule_faults(device: DevicePlan, place: str) -> Iterator[Fault]:
+    ruled: set[int] = set()
+    for number, rule in enumerate(device.stream_rules):
+        if not 0 <= rule.stream < len(device.streams):
+            yield _outside(f"{place}[{number}].stream", rule.stream, len(device.streams))
+        if rule.stream in ruled:
+            once = "must have one rule at most"
+            yield Fault(place=f"{place}[{number}].stream", value=rule.stream, rule=once)
+        if rule.sms is not None and rule.sms < 1:
+            yield Fault(place=f"{place}[{number}].sms", value=rule.sms, rule="must be >= 1")
+        ruled.add(rule.stream)
 
 
 def _needed_faults(device: DevicePlan, place: str) -> Iterator[Fault]:

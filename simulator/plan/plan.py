@@ -234,6 +234,23 @@ class TrainingFacts:
         return self.global_batch * self.seq_len
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRuleFacts:
+    """Which stream wins, and how much of the device its kernels may take.
+
+    Carried for engines in which streams contend; the reference engine does not read it.
+
+    Args:
+        stream: index in `DevicePlan.streams`.
+        priority: higher wins; None: not stated.
+        sms: streaming multiprocessors that a collective on it takes, >= 1; None: not stated.
+    """
+
+    stream: int
+    priority: int | None = None
+    sms: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DevicePlan:
     """What every rank of one pipeline rank does in a step.
@@ -245,6 +262,7 @@ class DevicePlan:
         buffers: everything that takes memory.
         buckets: parameters by reduction group.
         tasks: in host dispatch order.
+        stream_rules: what is stated about streams, at most one rule each.
     """
 
     pipeline_rank: int
@@ -253,6 +271,7 @@ class DevicePlan:
     buffers: BufferTable
     buckets: tuple[Bucket, ...]
     tasks: TaskTable
+    stream_rules: tuple[StreamRuleFacts, ...] = ()
 
     def codes(self) -> tuple[str, ...]:
         """Return `TaskName.code` of every task, in dispatch order."""
@@ -322,6 +341,11 @@ class Plan:
     def replicas(self) -> int:
         """Return how many ranks share each device plan."""
         return self.num_ranks // self.num_pipeline_ranks
+
+    @property
+    def batch_shares(self) -> int:
+        """Return over how many ranks of a pipeline rank the batch is cut; those of tp and cp share one."""
+        return self.replicas // (self.mesh.size("tp") * self.mesh.size("cp"))
 
     def pipeline_rank_of(self, rank: int) -> int:
         """Return the device plan that `rank` executes."""

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import check_invariant
+from simulator.distinct import distinct_rows
 from simulator.plan import COLLECTIVE_KINDS, COMPUTE_KINDS, HOST_COPY_KINDS, NONE, DevicePlan, Plan, TaskKind
 from simulator.timeline.timeline import RankTrack, Timeline
 
@@ -103,13 +104,14 @@ def attribute(plan: Plan, timeline: Timeline) -> Attribution:
 def communication_labels(plan: Plan, device: DevicePlan) -> list[Label]:
     """Return the label of every task of `device` while it is on the wire (compute tasks: of its kind)."""
     table = device.tasks
-    columns = zip(
-        table.kind.tolist(), table.group.tolist(), table.bucket.tolist(), table.stage.tolist(), strict=True
-    )
-    return [
-        _label(plan, TaskKind(kind), group, is_norm=bucket == stage == NONE)
-        for kind, group, bucket, stage in columns
+    columns = (table.kind, table.group, table.bucket, table.stage, table.phase)
+    first, number = distinct_rows(columns)
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    labels = [
+        _label(plan, TaskKind(kind), group, is_norm=bucket == stage == phase == NONE)
+        for kind, group, bucket, stage, phase in rows
     ]
+    return [labels[row] for row in number.tolist()]
 
 
 def _label(plan: Plan, kind: TaskKind, group: int, *, is_norm: bool) -> Label:

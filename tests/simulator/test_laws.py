@@ -26,7 +26,7 @@ def plans(draw):
         device.buffer("weights", draw(st.integers(0, 5)), MemoryClass.PARAMETERS, persistent=True)
         device.bucket("d")
     for number in range(draw(st.integers(1, 25))):
-        kinds = ["compute", "compute", "own", "world"] + (["transfer"] * 3 if ranks > 1 else [])
+        kinds = ["compute", "compute", "own", "world", "copy"] + (["transfer"] * 3 if ranks > 1 else [])
         _append(draw, builder, draw(st.sampled_from(kinds)), number, own, world)
     for device, held in zip(builder.devices, builder.held, strict=True):
         device.compute("last", 1, K.UPDATE, waits=[], frees=held)
@@ -41,14 +41,21 @@ def _append(draw, builder, what, number, own, world):
     if what == "compute":
         _compute(draw, builder, rank, name, number)
     elif what == "own":
+        kind = draw(st.sampled_from([K.ALL_REDUCE, K.ALL_TO_ALL, K.RING_SHIFT]))
         builder.devices[rank].task(
-            name, K.ALL_REDUCE, draw(st.sampled_from(["dp", "compute"])), group=own[rank], bucket=0,
+            name, kind, draw(st.sampled_from(["dp", "compute"])), group=own[rank], bucket=0,
             microbatch=number, size_bytes=draw(st.integers(0, 9)), waits=_waits(draw, builder.devices[rank]),
         )  # fmt: skip
+    elif what == "copy":
+        kind, stream = (draw(st.sampled_from(some)) for some in ([K.OFFLOAD, K.RELOAD], ["host", "compute"]))
+        builder.devices[rank].task(
+            name, kind, stream, microbatch=number, phase=K.F, size_bytes=draw(st.integers(0, 9)),
+            waits=_waits(draw, builder.devices[rank]),
+        )  # fmt: skip
     elif what == "world":
-        size = draw(st.integers(0, 9))
+        kind, size = draw(st.sampled_from([K.ALL_REDUCE, K.RING_SHIFT])), draw(st.integers(0, 9))
         for device in builder.devices:
-            device.task(name, K.ALL_REDUCE, "dp", stage=NONE, microbatch=number, group=world, size_bytes=size,
+            device.task(name, kind, "dp", stage=NONE, microbatch=number, group=world, size_bytes=size,
                         waits=_waits(draw, device))  # fmt: skip
     else:
         other = draw(st.integers(0, ranks - 1).filter(lambda r: r != rank))
@@ -65,8 +72,9 @@ def _compute(draw, builder, rank, name, number):
     device.buffer(name, draw(st.integers(0, 9)), draw(st.sampled_from(list(MemoryClass))))
     held.append(name)
     frees = [held.pop(0) for _ in range(draw(st.integers(0, len(held))))]
-    device.compute(name, draw(st.integers(0, 20)), draw(st.sampled_from([K.F, K.B, K.R, K.UPDATE])),
-                   microbatch=number, kernels=draw(st.integers(1, 3)), waits=_waits(draw, device),
+    kind = draw(st.sampled_from([K.F, K.B, K.BI, K.BW, K.R, K.UPDATE]))
+    device.compute(name, draw(st.integers(0, 20)), kind, microbatch=number,
+                   kernels=draw(st.integers(1, 3)), waits=_waits(draw, device),
                    allocates=[name], frees=frees)  # fmt: skip
 
 
@@ -82,13 +90,14 @@ def _previous_step_waits(draw, device):
 
 
 PRICES = st.builds(
-    lambda launch, eager, transfer, collective: FakeCostModel(
+    lambda launch, eager, transfer, collective, copy: FakeCostModel(
         launch_ns=launch,
         eager_limit_bytes=eager,
         transfer_ns=lambda size, source, target: transfer * size,
         collective_ns=lambda kind, size, ranks: collective * len(ranks),
+        host_copy_ns=lambda size: copy * size,
     ),
-    *[st.integers(0, 5)] * 4,
+    *[st.integers(0, 5)] * 5,
 )
 
 

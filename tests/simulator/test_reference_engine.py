@@ -198,3 +198,59 @@ def test_collectives_issued_in_opposite_orders_hang_and_both_ranks_are_named():
         "ALL_REDUCE0@norm of pipeline rank 0",
         "ALL_REDUCE1@norm of pipeline rank 1",
     ]
+
+
+def test_copies_to_the_host_take_their_own_stream_and_a_reload_keeps_its_pass_waiting():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    device.compute("f", 10, microbatch=0)
+    device.task("out", K.OFFLOAD, "host", microbatch=0, phase=K.F, size_bytes=4, waits=["f"])
+    device.compute("f1", 10, microbatch=1)
+    device.task("in", K.RELOAD, "host", microbatch=0, phase=K.B, size_bytes=4, waits=["out"])
+    device.compute("b", 20, K.B, microbatch=0, waits=["in"])
+    assert rows(builder, host_copy_ns=lambda size: 3 * size) == [
+        (0, "compute", "0F0", 0, 10),
+        (0, "compute", "0F1", 10, 20),
+        (0, "host", "0OFFLOAD:F0", 10, 22),
+        (0, "host", "0RELOAD:B0", 22, 34),
+        (0, "compute", "0B0", 34, 54),
+    ]
+
+
+def test_a_copy_starts_once_its_host_has_launched_it():
+    builder = PlanBuilder()
+    for microbatch in range(2):
+        builder.devices[0].task(f"{microbatch}", K.OFFLOAD, "host", microbatch=microbatch, phase=K.F)
+    timeline = simulate(builder.build(), FakeCostModel(launch_ns=40, host_copy_ns=lambda size: 1), steps=1)
+    assert [row[3:] for row in timeline.rows()] == [(40, 41), (80, 81)]
+    assert timeline.tracks[0].ready_ns.tolist() == [0, 41]
+
+
+def test_a_ring_shift_waits_for_its_last_member_and_lasts_equally_long_on_all():
+    builder = PlanBuilder(pipeline_ranks=2)
+    ring = builder.group("ring", "cp", [0, 1])
+    for device, busy in zip(builder.devices, (5, 8), strict=True):
+        device.compute("f", busy, microbatch=0)
+        device.task("s", K.RING_SHIFT, "cp", microbatch=0, phase=K.F, stage=0, group=ring, waits=["f"])
+    assert rows(builder, collective_ns=lambda *_: 4) == [
+        (0, "compute", "0F0", 0, 5),
+        (1, "compute", "1F0", 0, 8),
+        (0, "cp", "0RING_SHIFT:F0", 8, 12),
+        (1, "cp", "0RING_SHIFT:F0", 8, 12),
+    ]
+
+
+def test_a_delayed_weight_gradient_fills_the_time_in_which_a_gradient_is_awaited():
+    builder = PlanBuilder(pipeline_ranks=2)
+    last, first = builder.devices[1], builder.devices[0]
+    last.compute("bi", 5, K.BI, microbatch=0)
+    builder.transfer(1, 0, kind=K.SEND_B, sent_after=["bi"])
+    last.compute("bw", 6, K.BW, microbatch=0)
+    first.compute("bi", 5, K.BI, microbatch=0, waits=["recv x"])
+    assert rows(builder, transfer_ns=lambda *_: 2) == [
+        (1, "compute", "1BI0", 0, 5),
+        (0, "recv<1", "0RECV_B0", 5, 7),
+        (1, "compute", "1BW0", 5, 11),
+        (1, "send>0", "1SEND_B0", 5, 7),
+        (0, "compute", "0BI0", 7, 12),
+    ]

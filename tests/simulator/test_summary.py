@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.errors import CostModelError, InternalError
 from simulator import simulate, summarize
-from simulator.plan import ModelFacts, TaskKind
+from simulator.plan import MemoryClass, ModelFacts, TaskKind
 from simulator.summary import model_flops_per_token
 from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
 
@@ -189,3 +189,78 @@ def test_notices_of_the_plan_and_warnings_of_the_timeline_are_passed_on(plan, mo
     noticed = replace(plan, notices=("zero=1 with one shard",))
     timeline = replace(simulate(noticed, model), warnings=("not settled",))
     assert summarize(noticed, timeline, model)["warnings"] == ["zero=1 with one shard", "not settled"]
+
+
+def exchanging(streams):
+    """Return a plan of 2 replicas x 2 ranks of tensor parallelism that gathers on each of `streams`."""
+    builder = PlanBuilder(replicas=2, tp=2)
+    device = builder.devices[0]
+    groups = [builder.group("tp0", "tp", [0]), builder.group("norms", "tp", [0])]
+    for part, (stream, group) in enumerate(streams):
+        device.task(f"{part}", K.ALL_GATHER, stream, microbatch=0, phase=K.F, part=part, group=groups[group])
+    device.compute("f", 100, microbatch=0, flops=10**6)
+    device.compute("r", 100, K.R, microbatch=0, flops=10**5)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("streams", "communicators"),
+    [
+        ([], 0),
+        ([("tp", 0)] * 5, 1),
+        ([("tp", 0), ("tp", 1)], 1),
+        ([("tp", 0), ("async", 0)], 2),
+        ([("tp", 0), ("async", 1), ("async", 0)], 2),
+    ],
+)
+def test_groups_of_the_same_ranks_share_a_communicator_on_one_stream_and_never_over_streams(
+    streams, communicators
+):
+    result = result_of(exchanging(streams), FakeCostModel(bytes_per_communicator=100))
+    assert result["communicator_bytes"] == 100 * communicators
+
+
+def test_transfers_to_several_peers_on_one_stream_take_a_communicator_each():
+    builder = PlanBuilder(pipeline_ranks=3)
+    for peer in (1, 2):
+        builder.devices[0].task(f"s{peer}", K.SEND_F, "out", peer=peer, edge=0, microbatch=0, size_bytes=1)
+        builder.devices[peer].task("r", K.RECV_F, "in", peer=0, edge=0, microbatch=0, size_bytes=1)
+    result = result_of(builder.build(), FakeCostModel(bytes_per_communicator=100))
+    assert result["communicator_bytes"] == 200
+
+
+def test_flops_of_ranks_that_share_a_replica_count_for_each_of_them():
+    result = result_of(exchanging([("tp", 0)]), FakeCostModel(peaks={"bf16": 1e14}))
+    available_flops = result["step_time_s"] * 4 * 1e14
+    assert result["n_gpus"] == 4
+    assert result["hfu"] - result["mfu"] == pytest.approx(4 * 10**5 / available_flops)
+    assert [rank["n_devices"] for rank in result["ranks"]] == [4]
+
+
+def test_ranks_list_every_stage_that_they_host():
+    builder = PlanBuilder(pipeline_ranks=2)
+    for device, stages in zip(builder.devices, ((0, 3), (1, 2)), strict=True):
+        device.stages = stages
+        for stage in stages:
+            device.compute(f"f{stage}", 5, microbatch=0, stage=stage)
+    assert [rank["stages"] for rank in result_of(builder.build(), FakeCostModel())["ranks"]] == [
+        [0, 3],
+        [1, 2],
+    ]
+
+
+def test_gathered_parameters_and_exchanged_activations_are_classes_of_their_own_at_the_peak():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    device.buffer("weights", 100, MemoryClass.PARAMETERS, persistent=True)
+    device.buffer("gathered", 40, MemoryClass.BUCKETS)
+    device.buffer("tokens", 7, MemoryClass.COMMUNICATION)
+    group = builder.group("ep0", "ep", [0])
+    device.task("g", K.ALL_GATHER, "dp", bucket=device.bucket("d"), group=builder.group("dp0", "dp", [0]),
+                allocates=["gathered"])  # fmt: skip
+    device.task("a", K.ALL_TO_ALL, "ep", microbatch=0, phase=K.F, group=group, allocates=["tokens"])
+    device.compute("f", 5, microbatch=0, waits=["g", "a"], frees=["gathered", "tokens"])
+    (rank,) = result_of(builder.build(), FakeCostModel(), steps=1)["ranks"]
+    classes = {name: size for name, size in rank["memory_by_class_bytes"].items() if size}
+    assert classes == {"parameters": 100, "buckets": 40, "communication": 7}
+    assert rank["peak_memory_bytes"] == 147

@@ -156,3 +156,34 @@ def test_a_launch_that_takes_longer_than_any_time_is_refused():
         build_workload(builder.build(), Stuck())
     assert caught.value.field == "time of a kernel launch"
     assert "units" in caught.value.fix
+
+
+def test_copies_to_and_from_the_host_are_priced_once_per_size_and_cost_the_host_one_launch():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    for number, size in enumerate((5, 9, 5)):
+        device.task(f"out{number}", K.OFFLOAD, "host", microbatch=number, phase=K.F, size_bytes=size)
+        device.task(f"in{number}", K.RELOAD, "host", microbatch=number, phase=K.B, size_bytes=size)
+    model = FakeCostModel(launch_ns=3, host_copy_ns=lambda size: 10 * size)
+    work = build_workload(builder.build(), model)
+    assert work.duration_ns.tolist() == [50, 50, 90, 90, 50, 50]
+    assert work.host_ns.tolist() == [3] * 6
+    assert work.is_host_copy.all()
+    assert not work.is_compute.any()
+    assert model.asked == [("host_copy", 5), ("host_copy", 9)]
+
+
+def test_exchanges_of_one_size_within_passes_are_priced_once_per_group_whatever_their_number():
+    builder = PlanBuilder(replicas=3, tp=2)
+    device, tp = builder.devices[0], builder.group("tp0", "tp", [0])
+    for microbatch in range(4):
+        for part in range(5):
+            for phase, kind in ((K.F, K.ALL_GATHER), (K.B, K.REDUCE_SCATTER)):
+                device.task(f"{kind}{microbatch}{part}", kind, "tp", microbatch=microbatch, part=part,
+                            phase=phase, group=tp, size_bytes=7)  # fmt: skip
+    model = FakeCostModel(collective_ns=lambda kind, size, ranks: 1 + ranks[0])
+    work = build_workload(builder.build(), model)
+    assert work.duration_ns.tolist() == [5] * 40
+    assert work.collective.tolist() == list(range(40))
+    assert {question[3] for question in model.asked} == {(0, 1), (2, 3), (4, 5)}
+    assert len(model.asked) == 2 * 3

@@ -1,9 +1,9 @@
 """The reference engine: one SimPy process per host thread and per stream; Workload in, times out.
 
 It implements [Note: host dispatch], [Note: host-bound tasks], [Note: stream start], [Note: eager send],
-[Note: rendezvous send] and [Note: additive skew] of `simulator.rules`. A process states *when* something
-holds as a number and wakes those who wait for the number, so few events are needed. Ties are SimPy's:
-(time, priority, sequence).
+[Note: rendezvous send], [Note: additive skew] and [Note: host copy] of `simulator.rules`. A process states
+*when* something holds as a number and wakes those who wait for the number, so few events are needed. Ties are
+SimPy's: (time, priority, sequence). Rules of streams (priority, processors) are not read: nothing contends.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class _State:
         self.max_steps = max_steps
         self.settled = settled
         self.is_compute = workload.is_compute.tolist()
+        self.is_host_copy = workload.is_host_copy.tolist()
         self.is_send = workload.is_send.tolist()
         self.eager = workload.eager.tolist()
         self.duration = workload.duration_ns.tolist()
@@ -159,6 +160,8 @@ def _stream(state: _State, stream: int, tasks: list[int]) -> Process:
             ready = rules.ready_ns(free, waits_done)
             if state.is_compute[task]:
                 yield from _compute(state, instance, task, ready=ready)
+            elif state.is_host_copy[task]:
+                yield from _host_copy(state, instance, task, ready=ready)
             elif state.collective[task] != NONE:
                 yield from _collective(state, instance, task, ready=ready)
             elif state.is_send[task]:
@@ -182,6 +185,13 @@ def _compute(state: _State, instance: int, task: int, *, ready: int) -> Process:
     start = rules.compute_start_ns(ready, state.first_launch[instance])
     end = rules.compute_end_ns(start, state.duration[task], state.dispatch[instance])
     yield from _occupy(state, instance, start=start, end=end)
+
+
+def _host_copy(state: _State, instance: int, task: int, *, ready: int) -> Process:
+    """Copy between device and host; see [Note: host copy]."""
+    state.ready[instance] = ready
+    start = rules.host_copy_start_ns(ready, state.dispatch[instance])
+    yield from _occupy(state, instance, start=start, end=rules.wire_end_ns(start, state.duration[task]))
 
 
 def _send(state: _State, instance: int, task: int, *, ready: int) -> Process:

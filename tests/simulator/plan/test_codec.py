@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from cost_models.ops import Operation, OpKind
 from simulator.errors import PlanError
-from simulator.plan import BufferTable, Parameter, Plan, Task, TaskKind, TaskTable, Work
+from simulator.plan import (
+    BufferTable,
+    Mesh,
+    Parameter,
+    Plan,
+    StreamRuleFacts,
+    Task,
+    TaskKind,
+    TaskTable,
+    Work,
+)
 from simulator.plan.codec import bytes_to_plan, load_plan, plan_hash, plan_to_bytes, save_plan
 from simulator.plan.plan import SCHEMA_VERSION
 from tests.simulator.plan.pipelines import pipeline_plan
@@ -109,6 +119,12 @@ def plans(draw: st.DrawFn) -> Plan:
             owners=tuple(draw(st.lists(texts, min_size=num_buffers, max_size=num_buffers))),
         ),
         tasks=TaskTable.from_tasks(draw(st.lists(tasks, min_size=num_tasks, max_size=num_tasks))),
+    )
+    optional = st.none() | st.integers(1, 99)
+    rules = st.builds(StreamRuleFacts, stream=st.integers(0, 1), priority=optional, sms=optional)
+    device = replace(
+        device,
+        stream_rules=tuple(draw(st.lists(rules, max_size=2, unique_by=lambda rule: rule.stream))),
     )
     others = tuple(
         replace(other, tasks=TaskTable.from_tasks([replace(task, work=-1) for task in other.tasks]))
@@ -334,6 +350,34 @@ def test_an_index_that_points_nowhere_is_named_by_its_path(path, value, rule):
     error = refused(edited(f"device_plans[0].{path}", value))
     assert error.field == f"device_plans[0].{path}"
     assert rule in error.rule
+
+
+def _rule(**fields: object) -> dict[str, object]:
+    return {"stream": 1, "priority": None, "sms": None} | fields
+
+
+@pytest.mark.parametrize(
+    ("rules", "place", "rule"),
+    [
+        ([_rule(stream=4)], "[0].stream", "must be in 0..3"),
+        ([_rule(stream=-1)], "[0].stream", "must be in 0..3"),
+        ([_rule(sms=0)], "[0].sms", "must be >= 1"),
+        ([_rule(), _rule(stream=2), _rule(priority=3)], "[2].stream", "must have one rule at most"),
+        ([_rule(priority="high")], "[0].priority", "must be a whole number"),
+        ([{"stream": 1}], "[0].priority", "is missing"),
+    ],
+)
+def test_a_rule_of_a_stream_must_name_one_stream_of_the_device_once(rules, place, rule):
+    error = refused(edited("device_plans[0].stream_rules", rules))
+    assert error.field == f"device_plans[0].stream_rules{place}"
+    assert rule in error.rule
+
+
+def test_ranks_that_share_a_replica_do_not_multiply_the_batch():
+    plan = pipeline_plan()
+    wide = replace(plan, mesh=Mesh(axes=(("tp", 2), ("cp", 3), ("dp", 2), ("pp", 2))))
+    assert (wide.replicas, wide.batch_shares) == (12, 2)
+    assert bytes_to_plan(plan_to_bytes(wide)).training == plan.training
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,38 @@ def test_means_weigh_every_track_by_its_ranks():
     assert found.n_devices.tolist() == [8, 8]
     assert found.breakdown_s()["compute"] == 7e-9
     assert found.mean_s(Label.COMPUTE, Label.BUBBLE) == 1e-8
+
+
+def test_a_copy_from_the_host_is_exposed_while_the_next_task_waits_for_it():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    device.task("in", K.RELOAD, "host", microbatch=0, phase=K.B, size_bytes=9)
+    device.compute("f", 5, microbatch=1)
+    device.task("out", K.OFFLOAD, "host", microbatch=1, phase=K.F, size_bytes=50, waits=["f"])
+    device.compute("b", 2, K.B, microbatch=0, waits=["in"])
+    found = labels(builder, host_copy_ns=lambda size: size)
+    assert found == [{"compute": 7, "exposed_offload": 4, "bubble": 57 - 9}]
+
+
+def test_exchanges_of_every_axis_within_one_pass_are_told_apart():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    before = []
+    for number, axis in enumerate(("tp", "cp", "ep")):
+        group = builder.group(f"{axis}0", axis, [0])
+        kind = {"tp": K.ALL_GATHER, "cp": K.RING_SHIFT, "ep": K.ALL_TO_ALL}[axis]
+        device.task(axis, kind, axis, microbatch=0, phase=K.F, part=number, group=group,
+                    size_bytes=10**number, waits=before)  # fmt: skip
+        device.compute(f"f{number}", 1, microbatch=0, part=number, waits=[axis])
+        before = [f"f{number}"]
+    assert labels(builder, collective_ns=lambda kind, size, ranks: size) == [
+        {"compute": 3, "exposed_tp": 1, "exposed_cp": 10, "exposed_ep": 100}
+    ]
+
+
+def test_delayed_weight_gradients_and_gradients_of_inputs_are_compute():
+    builder = PlanBuilder()
+    device = builder.devices[0]
+    device.compute("bi", 4, K.BI, microbatch=0)
+    device.compute("bw", 8, K.BW, microbatch=0)
+    assert labels(builder) == [{"compute": 12}]
