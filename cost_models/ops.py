@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cost_models.errors import CostModelError
+from cost_models.errors import CostModelError, require_positive_int
 
 DTYPE_BYTES = {
     "fp64": 8,
@@ -30,12 +30,12 @@ class OpKind(StrEnum):
     """What kind of kernel; the comment gives `Operation.shape`."""
 
     MATMUL = "matmul"  # [batch, m, n, k]: batch x ([m, k] @ [k, n])
-    GROUPED_MATMUL = "grouped_matmul"  # [groups, m, n, k]: m rows over all groups
+    GROUPED_MATMUL = "grouped_matmul"  # [groups, m, n, k]: m rows over all groups; wgrad sums over m
     ATTENTION = "attention"  # [batch, heads, kv_heads, seq_q, seq_kv, head_dim]
     NORM = "norm"  # [rows, hidden]
     SOFTMAX = "softmax"  # [rows, columns]
     CROSS_ENTROPY = "cross_entropy"  # [rows, vocabulary]
-    EMBEDDING = "embedding"  # [rows, hidden]
+    EMBEDDING = "embedding"  # [rows, hidden], wgrad: [rows, hidden, entries of the table]
     ELEMENTWISE = "elementwise"  # [elements]
     REDUCTION = "reduction"  # [elements read]
     COPY = "copy"  # [elements]
@@ -57,6 +57,9 @@ class Operation:
         count: how many equal kernels.
         causal: attention only: the upper half of the scores is skipped.
         direction: "fwd", "dgrad", "wgrad" or "bwd": which half of training the kernel belongs to.
+        tensor_dim: position in `shape` that tensor parallelism cuts, -1: none (not inside a region that can
+            be cut, or computed in full by every rank).
+        token_dim: position in `shape` that is proportional to the tokens of a sequence, -1: none.
     """
 
     kind: OpKind
@@ -68,6 +71,8 @@ class Operation:
     count: int = 1
     causal: bool = False
     direction: str = "fwd"
+    tensor_dim: int = -1
+    token_dim: int = -1
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0 or self.count < 1:
@@ -84,6 +89,7 @@ class Operation:
         """Return what two operations have in common when one `count` can stand for both."""
         return (
             self.kind, self.name, self.shape, self.dtype, self.flops, self.bytes, self.causal, self.direction,
+            self.tensor_dim, self.token_dim,
         )  # fmt: skip
 
 
@@ -99,3 +105,83 @@ def merge_equal(operations: Iterable[Operation], *, times: int = 1) -> tuple[Ope
         operation if operation.count == counts[key] else replace(operation, count=counts[key])
         for key, operation in first.items()
     )
+
+
+def cut(operation: Operation, position: int, parts: int) -> Operation:
+    """Return the share of one of `parts` devices that cut a dimension of a kernel (the largest share).
+
+    FLOPs are proportional to the dimension; bytes follow from the new shape as far as the kind's shape tells
+    them (a matmul reads its uncut operand whole), the rest is proportional; both are rounded up. Query heads
+    take their key and value heads with them, down to one.
+
+    Args:
+        position: of the dimension in `shape`, such as `tensor_dim`; -1 cuts nothing.
+        parts: how many devices share it, >= 1.
+    Raises: CostModelError for a position outside of the shape, or parts below 1.
+    """
+    if position == -1:
+        return operation
+    if not 0 <= position < len(operation.shape):
+        raise CostModelError(
+            where=operation.name,
+            field="position",
+            value=position,
+            rule=f"must be a position in the shape {list(operation.shape)}, or -1",
+            fix="give Operation.tensor_dim or Operation.token_dim",
+        )
+    require_positive_int(
+        parts, where=operation.name, field="parts", fix="give the degree, 1 or more", error=CostModelError
+    )
+    whole = operation.shape[position]
+    part = _ceil(whole, parts)
+    shape = list(operation.shape)
+    shape[position] = part
+    if operation.kind is OpKind.ATTENTION and position == _HEADS:
+        shape[_KV_HEADS] = _ceil(shape[_KV_HEADS], parts)
+    return replace(
+        operation,
+        shape=tuple(shape),
+        flops=_ceil(operation.flops * part, whole) if whole else 0,
+        bytes=_cut_bytes(operation, tuple(shape), (part, whole)),
+    )
+
+
+_HEADS, _KV_HEADS = 1, 2
+"""Positions in the shape of attention."""
+
+_FP32, _INT64 = DTYPE_BYTES["fp32"], DTYPE_BYTES["int64"]
+
+
+def _cut_bytes(operation: Operation, shape: tuple[int, ...], share: tuple[int, int]) -> int:
+    part, whole = share
+    known = _bytes_of_shape(operation, operation.shape)
+    if known is None or known > operation.bytes:
+        return _ceil(operation.bytes * part, whole) if whole else 0
+    rest = operation.bytes - known
+    return (_bytes_of_shape(operation, shape) or 0) + (_ceil(rest * part, whole) if whole else 0)
+
+
+def _bytes_of_shape(operation: Operation, shape: tuple[int, ...]) -> int | None:
+    """Return the bytes that a kernel of this kind moves at least, None where the shape does not tell."""
+    element = DTYPE_BYTES[operation.dtype]
+    if operation.kind is OpKind.MATMUL:
+        batch, m, n, k = shape
+        return element * batch * (m * k + k * n + m * n)
+    if operation.kind is OpKind.GROUPED_MATMUL:
+        groups, m, n, k = shape
+        return element * (m * k + groups * k * n + m * n)
+    if operation.kind is OpKind.ATTENTION:
+        # Forward: queries and results, keys and values, one fp32 sum per row; backward: their gradients too.
+        batch, heads, kv_heads, seq_q, seq_kv, head_dim = shape
+        times = 2 if operation.direction == "fwd" else 4
+        rows = batch * heads * seq_q
+        return times * element * head_dim * (rows + batch * kv_heads * seq_kv) + _FP32 * rows
+    if operation.kind is OpKind.EMBEDDING and operation.direction == "wgrad":
+        # Clear the table; read each row's number and gradient.
+        rows, hidden, entries = shape
+        return element * hidden * (rows + entries) + _INT64 * rows
+    return None
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

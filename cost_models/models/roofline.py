@@ -110,7 +110,7 @@ class Roofline:
         """Price a look-up, or its gradient: adding rows is as slow, clearing the table is not."""
         if operation.direction != "wgrad":
             return self._bandwidth_bound(operation)
-        rows, hidden = _shape(operation, 2)
+        rows, hidden, _ = _shape(operation, 3)
         scattered = min(operation.bytes, _TOUCHED_PER_ROW * rows * hidden * DTYPE_BYTES[operation.dtype])
         spec, bandwidth = self.gpu.bandwidth_bound, self.gpu.memory_bytes_per_s
         seconds = scattered / (spec.fraction[OpKind.EMBEDDING] * bandwidth)

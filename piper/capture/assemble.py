@@ -1,12 +1,14 @@
 """From recordings of a module to a `CapturedModel`.
 
-Three recordings: with gradients (forward and backward), without (what a recompute throws away), and without
-at one sequence more per microbatch, which shows the microbatch dimension of every boundary tensor.
+Three recordings: with gradients (forward and backward), without (what a recompute throws away), and with
+gradients at one sequence more per microbatch, which shows the microbatch dimension of every boundary tensor
+and the dimension of every kernel that is proportional to the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -19,12 +21,15 @@ from piper.capture.records import (
     ReplayRecord,
     SegmentRecord,
     Value,
-    saved_inputs,
+    kept_inputs,
+    kept_outputs,
     saved_inside,
-    saved_outputs,
 )
+from piper.capture.regions import Regions, region_of
 from piper.capture.replay import ReplayMismatchError
 from piper.capture.run import Run
+from piper.capture.split import SplitBackward, output_gradients_read, split_backward
+from piper.capture.tokens import mark_token_dims
 from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
@@ -37,7 +42,7 @@ def assemble(
 
     Args:
         module: on the meta device.
-        runs: with gradients, without, and without at a larger microbatch.
+        runs: with gradients, without, and with them at a larger microbatch.
         facts: counts for reports, or None to count what can be counted.
         sizes: micro_batch, seq_len, dtype.
     """
@@ -46,6 +51,7 @@ def assemble(
     where = trained.recorder.where
     outputs = [run.outputs() for run in runs]
     _require_same_segments(trained, runs[1:], where=where)
+    mark_token_dims(runs, sizes=(micro_batch, micro_batch + 1))
     costs = Costs()
     names = segment_names(trained.recorder.segments)
     number = {value: i for values in outputs[0] for i, value in enumerate(values)}
@@ -64,10 +70,8 @@ def assemble(
             ),
             forward=costs.forward(record, values),
             forward_no_grad=costs.forward(thrown_away.recorder.segments[i], outputs[1][i]),
-            backward=costs.backward(record, values),
-            saved_bytes=costs.saved_bytes(record, values),
-            inputs_saved=saved_inputs(_original(record)),
-            outputs_saved=saved_outputs(_original(record), _own_values(record, values)),
+            **costs.backward(record, values),
+            **_tensor_layout(record, trained.recorder.regions),
         )
         for i, (record, values, larger_values) in enumerate(
             zip(trained.recorder.segments, outputs[0], outputs[2], strict=True)
@@ -94,6 +98,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], PassCost] = {}
+        self._splits: dict[int, SplitBackward] = {}
 
     def forward(self, record: Record, outputs: Sequence[Value]) -> PassCost:
         """Return the forward's cost, given which of its tensors are outputs."""
@@ -101,16 +106,39 @@ class Costs:
         kept = (*saved_inside(original, own), *(value.storage for value in own))
         return self._cost(original.forward, kept=kept, alive_before={}, extra=())
 
-    def backward(self, record: Record, outputs: Sequence[Value]) -> PassCost:
-        """Return the backward's cost."""
-        original = _original(record)
+    def backward(self, record: Record, outputs: Sequence[Value]) -> dict[str, Any]:
+        """Return what a captured segment says of B, BI and BW, and of what they keep."""
+        original, own = _original(record), _own_values(record, outputs)
+        # Gradients that only a replay sums are those of inputs.
         extra = tuple(record.extra_backward) if isinstance(record, ReplayRecord) else ()
-        saved = saved_inside(original, _own_values(record, outputs))
-        return self._cost(original.backward, kept=tuple(original.grads_out), alive_before=saved, extra=extra)
+        split = self._split(original)
+        kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
+        saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
+        return {
+            "backward": self._cost(original.backward, kept=kept, alive_before=saved, extra=extra),
+            "backward_inputs": self._cost(
+                split.inputs, kept=(*kept, *split.made), alive_before=saved, extra=extra
+            ),
+            "backward_weights": self._cost(
+                split.weights, kept=(), alive_before=saved_late | split.made, extra=()
+            ),
+            "saved_bytes": sum(saved.values()),
+            "saved_for_weights_bytes": sum(saved_late.values()),
+            "gradients_for_weights_bytes": sum(split.made.values()),
+            "inputs_saved": kept_inputs(original, original.saved),
+            "outputs_saved": kept_outputs(own, original.saved),
+            "inputs_saved_for_weights": kept_inputs(original, original.saved.keys() & late),
+            "outputs_saved_for_weights": kept_outputs(own, original.saved.keys() & late),
+            "output_gradients_for_weights": tuple(
+                value.requires_grad and read
+                for value, read in zip(outputs, output_gradients_read(original, late, own), strict=True)
+            ),
+        }
 
-    def saved_bytes(self, record: Record, outputs: Sequence[Value]) -> int:
-        """Return the bytes kept from F to B, apart from inputs and outputs."""
-        return sum(saved_inside(_original(record), _own_values(record, outputs)).values())
+    def _split(self, record: SegmentRecord) -> SplitBackward:
+        if id(record) not in self._splits:
+            self._splits[id(record)] = split_backward(record)
+        return self._splits[id(record)]
 
     def _cost(
         self,
@@ -158,6 +186,23 @@ def _own_values(record: Record, outputs: Sequence[Value]) -> list[Value]:
             raise ReplayMismatchError
         return [record.original_of[value] for value in outputs]
     return list(outputs)
+
+
+def _tensor_layout(record: Record, regions: Regions) -> dict[str, Any]:
+    """Return what a captured segment says of its parameters inside a region [Note: tensor regions]."""
+    if region_of(record.stack) is None:
+        return {}
+    original_name = dict(zip(record.parameters, _original(record).parameters, strict=True))
+    if isinstance(record, ReplayRecord):
+        regions = record.regions
+    return {
+        "tensor_layout": tuple(
+            (name, regions.layout.get(original, -1)) for name, original in original_name.items()
+        ),
+        "tensor_refused": tuple(
+            name for name, original in original_name.items() if original in regions.refused
+        ),
+    }
 
 
 def _spec(value: Value, larger: Value, *, sizes: tuple[int, int], where: str) -> TensorSpec:

@@ -10,7 +10,18 @@ from cost_models.ops import Operation, OpKind
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
-FORMAT = 1
+FORMAT = 2
+
+_PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
+_SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
+_FLAGS = (
+    "inputs_saved",
+    "outputs_saved",
+    "inputs_saved_for_weights",
+    "outputs_saved_for_weights",
+    "output_gradients_for_weights",
+)
+"""Fields of a segment that equal segments share."""
 
 
 class _Table:
@@ -39,16 +50,21 @@ def to_json(model: CapturedModel) -> dict[str, Any]:
     segments = []
     for segment in model.segments:
         body = [
-            number_of(segment.forward),
-            number_of(segment.forward_no_grad),
-            number_of(segment.backward),
-            segment.saved_bytes,
-            list(segment.inputs_saved),
-            list(segment.outputs_saved),
+            *(number_of(getattr(segment, name)) for name in _PASSES),
+            *(getattr(segment, name) for name in _SIZES),
+            *(list(getattr(segment, name)) for name in _FLAGS),
             [[list(spec.shape), spec.dtype, spec.batch_dim, spec.requires_grad] for spec in segment.outputs],
         ]
         segments.append(
-            [bodies.number(repr(body), body), segment.name, segment.tags, segment.parameters, segment.inputs]
+            [
+                bodies.number(repr(body), body),
+                segment.name,
+                segment.tags,
+                segment.parameters,
+                segment.inputs,
+                segment.tensor_layout,
+                segment.tensor_refused,
+            ]
         )
     return {
         "format": FORMAT,
@@ -87,9 +103,11 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
                 tags=tuple((tag, index) for tag, index in tags),
                 parameters=tuple(parameters),
                 inputs=tuple((source, output) for source, output in inputs),
+                tensor_layout=tuple((parameter, dim) for parameter, dim in layout),
+                tensor_refused=tuple(refused),
                 **bodies[body],
             )
-            for body, name, tags, parameters, inputs in data["segments"]
+            for body, name, tags, parameters, inputs, layout, refused in data["segments"]
         ),
         buffer_bytes=data["buffer_bytes"],
         micro_batch=data["micro_batch"],
@@ -109,26 +127,27 @@ def _operation_row(op: Operation) -> list[Any]:
         op.count,
         op.causal,
         op.direction,
+        op.tensor_dim,
+        op.token_dim,
     ]
 
 
 def _operation(row: Sequence[Any]) -> Operation:
-    kind, name, shape, dtype, flops, moved, count, causal, direction = row
+    kind, name, shape, dtype, flops, moved, count, causal, direction, tensor_dim, token_dim = row
     return Operation(
         kind=OpKind(kind), name=name, shape=tuple(shape), dtype=dtype, flops=flops, bytes=moved,
-        count=count, causal=causal, direction=direction,
+        count=count, causal=causal, direction=direction, tensor_dim=tensor_dim, token_dim=token_dim,
     )  # fmt: skip
 
 
 def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
-    forward, forward_no_grad, backward, saved_bytes, inputs_saved, outputs_saved, outputs = row
+    *values, outputs = row
+    names = (*_PASSES, *_SIZES, *_FLAGS)
+    found = dict(zip(names, values, strict=True))
     return {
-        "forward": passes[forward],
-        "forward_no_grad": passes[forward_no_grad],
-        "backward": passes[backward],
-        "saved_bytes": saved_bytes,
-        "inputs_saved": tuple(inputs_saved),
-        "outputs_saved": tuple(outputs_saved),
+        **{name: passes[found[name]] for name in _PASSES},
+        **{name: found[name] for name in _SIZES},
+        **{name: tuple(found[name]) for name in _FLAGS},
         "outputs": tuple(
             TensorSpec(shape=tuple(shape), dtype=dtype, batch_dim=batch_dim, requires_grad=requires_grad)
             for shape, dtype, batch_dim, requires_grad in outputs

@@ -39,6 +39,6 @@ def _captured(
     runs = (
         record(module, micro_batch=micro_batch, grad=True, **common),
         record(module, micro_batch=micro_batch, grad=False, **common),
-        record(module, micro_batch=micro_batch + 1, grad=False, **common),
+        record(module, micro_batch=micro_batch + 1, grad=True, **common),
     )
     return assemble(module, runs=runs, facts=facts, sizes=sizes)

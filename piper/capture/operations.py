@@ -157,8 +157,9 @@ def _embedding(call: Call) -> Cost:
 
 def _embedding_backward(call: Call) -> Cost:
     """Clear the whole table, then add each row's gradient to its entry."""
-    grad = call.args[0]
-    return Cost(OpKind.EMBEDDING, (grad.numel() // grad.shape[-1], grad.shape[-1]), grad.numel())
+    grad, _, entries, *_ = call.args
+    shape = (grad.numel() // grad.shape[-1], grad.shape[-1], entries)
+    return Cost(OpKind.EMBEDDING, shape, grad.numel())
 
 
 def _gather(call: Call) -> Cost:

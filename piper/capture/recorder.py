@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cost_models.ops import Operation
+from cost_models.ops import Operation, OpKind
 from piper.annotation import Stack, Trace, tracing
 from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call, operation_of
-from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Value
+from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Step, Value
+from piper.capture.regions import Kernel, Regions, region_of
 from piper.capture.shapes import result_of
 from piper.capture.tensors import TensorBook, address_of, layout_key
 from piper.capture.vocabulary import Vocabulary
@@ -63,6 +64,7 @@ class Recorder(TorchDispatchMode):
         backward: set while the backward pass runs.
         paused: set while operators run that are no part of the model.
         grad_segment: segment that takes a gradient made by a replayed block, by storage.
+        regions: what tensor parallelism cuts.
     """
 
     def __init__(
@@ -91,12 +93,14 @@ class Recorder(TorchDispatchMode):
         self.paused = False
         self.trace = Trace()
         self.grad_segment: dict[int, int] = {}
+        self.regions = Regions()
         self._marks: list[int] = []
         self._mark_segments: list[int | None] = []
         self._pass = PassRecord()
         self._views: dict[Value, dict[int, None]] = {}
         self._grad_maker: dict[int, int] = {}
-        self._sums: dict[int, tuple[Operation, tuple[int, ...]]] = {}
+        self._sums: dict[int, Step] = {}
+        self._casts: dict[int, str] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -172,12 +176,12 @@ class Recorder(TorchDispatchMode):
             if isinstance(maker, SegmentRecord):
                 maker.grads_out.pop(number, None)
             if isinstance(maker, SegmentRecord) and number in self._sums:
-                operation, sources = self._sums.pop(number)
-                maker.backward.operations.remove(operation)
+                step = self._sums.pop(number)
+                maker.backward.steps.remove(step)
                 maker.backward.forget(number)
-                for source in sources:
+                for source in step.reads:
                     maker.backward.keep(source)
-                pending.extend(sources)
+                pending.extend(step.reads)
 
     def __torch_dispatch__(  # noqa: PLR0917
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -227,13 +231,14 @@ class Recorder(TorchDispatchMode):
         if self.backward:
             for tensor in event.reads:
                 self.pass_gradient(tensor, segment)
+                self._receive_gradient(tensor, segment)
         else:
             self._link_values(event, segment)
             self.vocabulary.note(event.op, event.args)
             if _averages(event):
                 self.averaged.add(self.book.storage_of(event.writes[0]).number)
-        if segment is not None and not event.free:
-            self._add_operation(event, segment)
+        if segment is not None:
+            self._add_step(event, segment)
 
     def _count_storages(self, event: _Event, segment: int | None) -> None:
         for tensor in event.reads:
@@ -263,8 +268,31 @@ class Recorder(TorchDispatchMode):
             elif known.producer != segment:
                 self._views.setdefault(known, {})[segment] = None
 
-    def _add_operation(self, event: _Event, segment: int) -> None:
-        operation = operation_of(
+    def _receive_gradient(self, tensor: Tensor, segment: int | None) -> None:
+        """Note the first sight of a gradient that a segment did not make."""
+        record = None if segment is None else self.segments[segment]
+        address = address_of(tensor)
+        fixed = address in self.parameters or address in self.buffers
+        if isinstance(record, SegmentRecord) and not fixed:
+            number = self.book.storage_of(tensor).number
+            if number not in record.backward.allocated and number not in record.saved:
+                record.grads_in.setdefault(number, tuple(tensor.shape))
+
+    def _add_step(self, event: _Event, segment: int) -> None:
+        record = self.segments[segment]
+        step = Step(operation=None, reads=self._numbers(event.reads), writes=self._numbers(event.writes))
+        if not event.free:
+            step.operation = self._cut(self._operation(event), event, step=step, record=record)
+        if isinstance(record, ReplayRecord):
+            if step.operation is not None:
+                record.extra_backward.append(step.operation)
+            return
+        (record.backward if self.backward else record.forward).steps.append(step)
+        if self.backward and event.op == "add":
+            self._sums[step.writes[0]] = step
+
+    def _operation(self, event: _Event) -> Operation:
+        return operation_of(
             Call(
                 name=event.name,
                 op=event.op,
@@ -275,13 +303,36 @@ class Recorder(TorchDispatchMode):
                 where=self.where,
             )
         )
-        if not self.backward:
-            self._pass.operations.append(operation)
-            return
-        _backward_operations(self.segments[segment]).append(operation)
-        if event.op == "add":
-            sources = tuple(self.book.storage_of(tensor).number for tensor in event.reads)
-            self._sums[self.book.storage_of(event.writes[0]).number] = operation, sources
+
+    def _cut(self, operation: Operation, event: _Event, *, step: Step, record: Record) -> Operation:
+        """Return the operation with the dimension that is cut inside a region [Note: tensor regions]."""
+        region = region_of(record.stack)
+        if region is None or isinstance(record, ReplayRecord):
+            return operation
+        named = (self._parameter_of(tensor) for tensor in event.reads)
+        parameters = {side: name for side, name in enumerate(named) if name is not None}
+        if operation.kind is OpKind.COPY and len(event.reads) == len(parameters) == 1:
+            self._casts[step.writes[0]] = parameters[0]
+            return operation
+        kernel = Kernel(
+            kind=operation.kind,
+            op=event.op,
+            shape=operation.shape,
+            operands=event.reads,
+            reads=step.reads,
+            writes=step.writes,
+            parameters=parameters,
+            backward=self.backward,
+        )
+        position = self.regions.position(kernel, region)
+        return operation if position < 0 else replace(operation, tensor_dim=position)
+
+    def _parameter_of(self, tensor: Tensor) -> str | None:
+        name = self.parameters.get(address_of(tensor))
+        return self._casts.get(self.book.storage_of(tensor).number) if name is None else name
+
+    def _numbers(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        return tuple(self.book.storage_of(tensor).number for tensor in tensors)
 
     def _made_here(self, tensor: Tensor, record: Record) -> bool:
         """Whether the segment made a view that looks like an older tensor (see [Note: crossing tensors])."""
@@ -389,10 +440,6 @@ def _pass_of(record: Record, *, backward: bool) -> PassRecord:
     if isinstance(record, ReplayRecord):
         return PassRecord()
     return record.backward if backward else record.forward
-
-
-def _backward_operations(record: Record) -> list[Operation]:
-    return record.extra_backward if isinstance(record, ReplayRecord) else record.backward.operations
 
 
 def _averages(event: _Event) -> bool:

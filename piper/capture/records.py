@@ -8,13 +8,14 @@ Gradients of parameters count as workspace of the B that makes them: whoever acc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from cost_models.ops import Operation
 from piper.annotation import Stack
+from piper.capture.regions import Regions
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +40,26 @@ class Value:
 
 
 @dataclass(slots=True, eq=False)
-class PassRecord:
-    """One pass of a segment: kernels, and storages that come (+bytes) and go (-bytes), in order."""
+class Step:
+    """One operator as it ran, with the storages that it reads and writes; None: it launches no kernel."""
 
-    operations: list[Operation] = field(default_factory=list)
+    operation: Operation | None
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class PassRecord:
+    """One pass of a segment: operators, and storages that come (+bytes) and go (-bytes), in order."""
+
+    steps: list[Step] = field(default_factory=list)
     events: list[tuple[int, int]] = field(default_factory=list)
     allocated: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """Return the kernels in order."""
+        return [step.operation for step in self.steps if step.operation is not None]
 
     def allocate(self, storage: int, nbytes: int) -> None:
         """Note a new storage."""
@@ -63,12 +78,26 @@ class PassRecord:
         """Let a storage that this pass made live to its end."""
         self.events = [(number, change) for number, change in self.events if number != storage or change > 0]
 
+    def part(self, steps: Iterable[Step], *, made: Container[int], kept: Container[int]) -> PassRecord:
+        """Return a part of the pass as a pass of its own.
+
+        Args:
+            steps: its operators, in order.
+            made: storages that it makes.
+            kept: storages that live to its end.
+        """
+        return PassRecord(
+            steps=list(steps),
+            events=[(n, change) for n, change in self.events if change > 0 or n not in kept],
+            allocated={number: nbytes for number, nbytes in self.allocated.items() if number in made},
+        )
+
     def workspace_bytes(self, *, kept: Iterable[int], alive_before: dict[int, int]) -> int:
         """Return the peak beyond what is kept at the end and what was alive before."""
         counted = self.allocated | alive_before
         start = alive = peak = sum(alive_before.values())
         for storage, change in self.events:
-            if storage in counted:
+            if storage in counted and (change < 0 or storage in self.allocated):
                 alive += change
                 peak = max(peak, alive)
         kept_bytes = sum(self.allocated[storage] for storage in kept if storage in self.allocated)
@@ -86,6 +115,7 @@ class SegmentRecord:
         inputs: values from other segments, in order of first use.
         saved: storages kept for backward, with bytes.
         grads_out: storages of gradients that earlier segments take.
+        grads_in: storages of gradients that later segments made, with the shape in which they came.
     """
 
     index: int
@@ -96,6 +126,7 @@ class SegmentRecord:
     inputs: dict[Value, None] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     grads_out: dict[int, None] = field(default_factory=dict)
+    grads_in: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +136,7 @@ class ReplayRecord:
     Args:
         index, stack, parameters, inputs: as in `SegmentRecord`.
         original: the recorded segment.
+        regions: what tensor parallelism cuts in the recorded block.
         original_of: the original's value for each of this run's values that the segment produces.
         block: number of the replayed call, shared by its segments.
         extra_backward: additions of gradients that only this run makes.
@@ -113,6 +145,7 @@ class ReplayRecord:
     index: int
     stack: Stack
     original: SegmentRecord
+    regions: Regions
     parameters: dict[str, None]
     block: int
     inputs: dict[Value, None] = field(default_factory=dict)
@@ -123,14 +156,14 @@ class ReplayRecord:
 Record = SegmentRecord | ReplayRecord
 
 
-def saved_inputs(record: SegmentRecord) -> tuple[bool, ...]:
-    """Return for each input whether the segment saved it."""
-    return tuple(value.storage in record.saved for value in record.inputs)
+def kept_inputs(record: SegmentRecord, kept: Container[int]) -> tuple[bool, ...]:
+    """Return for each input whether it is among the storages `kept`."""
+    return tuple(value.storage in kept for value in record.inputs)
 
 
-def saved_outputs(record: SegmentRecord, outputs: Iterable[Value]) -> tuple[bool, ...]:
-    """Return for each output whether the segment saved it (and it is a buffer of its own)."""
-    return tuple(value.covers and value.storage in record.saved for value in outputs)
+def kept_outputs(outputs: Iterable[Value], kept: Container[int]) -> tuple[bool, ...]:
+    """Return for each output whether it is among the storages `kept` (and is a buffer of its own)."""
+    return tuple(value.covers and value.storage in kept for value in outputs)
 
 
 def saved_inside(record: SegmentRecord, outputs: Iterable[Value]) -> dict[int, int]:

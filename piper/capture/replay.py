@@ -5,7 +5,8 @@ Siblings that are alike and take alike inputs compute the same. The first call o
 alone: forward and backward on inputs of the same layout. If its work lies wholly inside scopes that it opens
 itself, and it takes no tensors but its arguments, parameters and buffers, that call and all equal ones are
 replayed: scopes are opened, segments appended, outputs made up. Else all its calls run as usual.
-A module with its index among its attributes is not like its siblings.
+A module with its index among its attributes is not like its siblings. A block inside a region that is cut
+is run, for what enters it may be cut already.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from piper.capture.backward import Layout, backward_of, empty, layout_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayRecord, SegmentRecord, Value
+from piper.capture.regions import region_of
 from piper.capture.repeats import option_of
 from piper.capture.tensors import address_of
 
@@ -91,7 +93,8 @@ class Replayer:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
-            layout = None if self._recorder.paused else self._layout(leaves)
+            inside = region_of(self._recorder.trace.stack) is not None
+            layout = None if self._recorder.paused or inside else self._layout(leaves)
             if layout is None:
                 return original(*args, **kwargs)
             key = (signature, layout, str(spec), torch.is_grad_enabled())
@@ -166,6 +169,7 @@ class Replayer:
                 index=base + original.index,
                 stack=(*outside, *(annotation_of[annotation.uid] for annotation in original.stack)),
                 original=original,
+                regions=template.recorder.regions,
                 block=base,
                 parameters=dict.fromkeys(rename.get(name, name) for name in original.parameters),
             )

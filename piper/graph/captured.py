@@ -4,6 +4,16 @@
 Between F and B a segment keeps `saved_bytes` of tensors made inside it, plus those of its inputs and
 outputs that some operation saved (`inputs_saved`, `outputs_saved`): a boundary tensor is one buffer,
 however many segments save it, so the compiler must see it apart. Parameters are never counted.
+
+[Note: what a split backward keeps]
+B = BI + BW (see `piper.capture.split`). From BI to BW a segment keeps `saved_for_weights_bytes` of its
+`saved_bytes`, `gradients_for_weights_bytes` that BI made, and of the tensors at its borders those inputs
+and outputs (`..._saved_for_weights`) and gradients of outputs (`output_gradients_for_weights`) that BW
+reads. A segment whose inputs need no gradient has an empty BI and keeps all.
+
+[Note: what tensor parallelism cuts]
+In regions tagged TP (and EP: expert tensor parallelism) every operation says which dimension of its shape
+is cut (`Operation.tensor_dim`), and `tensor_layout` says the same of the parameters.
 """
 
 from __future__ import annotations
@@ -30,6 +40,10 @@ class PassCost:
     workspace_bytes: int
 
 
+NOTHING = PassCost(operations=(), workspace_bytes=0)
+"""A pass without work."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedSegment:
     """A run of operators with one tag stack.
@@ -43,9 +57,18 @@ class CapturedSegment:
         forward: F with gradients enabled (without counting what is kept).
         forward_no_grad: F whose activations are thrown away (recompute).
         backward: B: gradients of inputs and parameters; without accumulation into fp32.
+        backward_inputs: BI: the operations of B that the gradients of the inputs need.
+        backward_weights: BW: the others.
         saved_bytes: kept from F to B, apart from inputs and outputs.
         inputs_saved: for each input, whether an operation of the segment saved it.
         outputs_saved: the same for each output.
+        saved_for_weights_bytes: of `saved_bytes`, what BW reads.
+        gradients_for_weights_bytes: what BI makes and BW reads.
+        inputs_saved_for_weights, outputs_saved_for_weights: as above, but only what BW reads.
+        output_gradients_for_weights: for each output, whether BW reads its gradient.
+        tensor_layout: for each parameter used inside a TP or EP region, the dimension that is cut (for
+            `nn.Linear`: 0 output features or table entries, 1 input features), -1: every rank has it whole.
+        tensor_refused: parameters that no rule cuts: a matmul after a row-parallel one.
     """
 
     name: str
@@ -59,6 +82,15 @@ class CapturedSegment:
     saved_bytes: int
     inputs_saved: tuple[bool, ...]
     outputs_saved: tuple[bool, ...]
+    backward_inputs: PassCost = NOTHING
+    backward_weights: PassCost = NOTHING
+    saved_for_weights_bytes: int = 0
+    gradients_for_weights_bytes: int = 0
+    inputs_saved_for_weights: tuple[bool, ...] = ()
+    outputs_saved_for_weights: tuple[bool, ...] = ()
+    output_gradients_for_weights: tuple[bool, ...] = ()
+    tensor_layout: tuple[tuple[str, int], ...] = ()
+    tensor_refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,7 @@ def test_an_embedding_gradient_clears_its_table_at_the_speed_of_a_copy():
     gradient = Operation(
         kind=OpKind.EMBEDDING,
         name="aten.embedding_dense_backward",
-        shape=(rows, hidden),
+        shape=(rows, hidden, vocabulary),
         dtype="bf16",
         flops=0,
         bytes=2 * (rows * hidden + vocabulary * hidden),
@@ -200,7 +200,7 @@ def test_an_embedding_gradient_clears_its_table_at_the_speed_of_a_copy():
 
 
 def test_an_embedding_gradient_of_many_rows_is_all_scatter():
-    rows = replace(moving(OpKind.EMBEDDING, 2**30), shape=(2**16, 4096), direction="wgrad")
+    rows = replace(moving(OpKind.EMBEDDING, 2**30), shape=(2**16, 4096, 8), direction="wgrad")
     assert H100.operation(rows) == H100.operation(moving(OpKind.EMBEDDING, 2**30))
 
 

@@ -185,7 +185,7 @@ def test_a_product_of_activations_has_no_weight_gradient():
 
 def test_the_embedding_gradient_is_a_weight_gradient_over_the_whole_table(tmp_path):
     (op,) = captured(TINY, tmp_path).segments[0].backward.operations
-    assert (op.kind, op.direction, op.shape) == (OpKind.EMBEDDING, "wgrad", (64, 64))
+    assert (op.kind, op.direction, op.shape) == (OpKind.EMBEDDING, "wgrad", (64, 64, 256))
     assert op.bytes == 64 * 64 * 4 + 64 * 8 + 256 * 64 * 4
 
 

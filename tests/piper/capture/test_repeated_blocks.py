@@ -9,6 +9,7 @@ from torch import nn
 from piper.capture import capture
 from piper.capture.fresh import capture_fresh
 from piper.capture.repeats import repeated_blocks
+from piper.graph import PassCost
 from piper.models import find_model
 from piper.models.find import from_config
 
@@ -42,8 +43,13 @@ def test_replayed_and_full_captures_are_equal(module):
 
 def without_order(segment):
     """The segment with the operations of its backward sorted, and no workspace of it."""
-    operations = tuple(sorted(segment.backward.operations, key=repr))
-    return replace(segment, backward=replace(segment.backward, operations=operations, workspace_bytes=0))
+    sorted_passes = {
+        name: PassCost(
+            operations=tuple(sorted(getattr(segment, name).operations, key=repr)), workspace_bytes=0
+        )
+        for name in ("backward", "backward_inputs", "backward_weights")
+    }
+    return replace(segment, **sorted_passes)
 
 
 @pytest.mark.parametrize(
