@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,18 +11,26 @@ from cost_models.errors import InputError
 from piper.cli.jobs import plan_of
 from piper.cli.options import job_options, json_option, strategy_option
 from piper.cli.output import emit, progress
+from piper.errors import DoesNotFitError
+
+if TYPE_CHECKING:
+    from simulator.plan import Plan
 
 
 @click.command()
 @click.argument("target", metavar="MODEL|PLAN|SCHEDULE.csv")
 @strategy_option
 @job_options
+@click.option(
+    "--require-fit", is_flag=True, help="Exit with code 3 when a rank surely needs more memory than it has."
+)
 @json_option
-def check(target: str, strategy: str, as_json: bool, **job: Any) -> None:
+def check(*, target: str, strategy: str, require_fit: bool, as_json: bool, **job: Any) -> None:
     """Look for cycles, circular waits, lost work and buffers used after they are freed.
 
     Exit code 4, with every violation listed, when the plan is illegal. A schedule file is checked alone:
-    passes lost or done twice, and circular waits where it lists transfers.
+    passes lost or done twice, and circular waits where it lists transfers. Memory that can never
+    fit, whatever the durations, is a warning.
 
     \b
     Examples:
@@ -34,7 +42,8 @@ def check(target: str, strategy: str, as_json: bool, **job: Any) -> None:
     from piper.schedules.schedule_file import is_schedule_file
 
     if is_schedule_file(target):
-        _check_schedule(target, stated={"strategy": strategy or None} | job, as_json=as_json)
+        stated = {"strategy": strategy or None, "require_fit": require_fit} | job
+        _check_schedule(target, stated=stated, as_json=as_json)
         return
     from simulator.errors import IllegalPlanError
     from simulator.plan.check import check_plan
@@ -46,18 +55,44 @@ def check(target: str, strategy: str, as_json: bool, **job: Any) -> None:
         raise IllegalPlanError(
             where=strategy or target, violations=[str(violation) for violation in violations]
         )
+    warnings = _never_fits(plan, job)
+    if warnings and require_fit:
+        raise DoesNotFitError(
+            where=strategy or target, field="memory", value=warnings[0], rule="can never fit",
+            fix="shard or recompute more, use more devices, or leave out --require-fit",
+        )  # fmt: skip
     tasks = sum(len(device.tasks) for device in plan.device_plans)
     found = {
         "schema_version": 1,
         "legal": True,
         "violations": [],
+        "warnings": warnings,
         "n_ranks": plan.num_ranks,
         "n_tasks": tasks,
         "notices": list(plan.notices),
     }
     text = f"legal: {tasks} tasks on {plan.num_pipeline_ranks} pipeline ranks x {plan.replicas} replicas"
-    notices = [f"notice: {notice}" for notice in plan.notices]
+    notices = [f"warning: {warning}" for warning in warnings]
+    notices += [f"notice: {notice}" for notice in plan.notices]
     emit(found, as_json=as_json, text=lambda: "\n".join([text, *notices]))
+
+
+def _never_fits(plan: Plan, job: dict[str, Any]) -> list[str]:
+    """Say which device needs the most, if even the least that it holds at some moment is too much."""
+    from piper.predict import Job, load_hardware
+    from simulator.plan.check import least_memory_bytes
+
+    stated = {name: job.get(name) or getattr(Job(model=""), name) for name in ("cluster", "stack")}
+    _, cost_model = load_hardware(**stated)
+    least = least_memory_bytes(plan)
+    rank = max(range(len(least)), key=lambda number: least[number])
+    needed, have = least[rank] + cost_model.context_bytes, cost_model.device_memory_bytes
+    if needed <= have:
+        return []
+    return [
+        f"pipeline rank {rank} needs at least {needed / 2**30:.1f} GiB at some moment (driver context "
+        f"included), whatever the durations; {have / 2**30:.1f} GiB are usable per device"
+    ]
 
 
 def _check_schedule(path: str, *, stated: dict[str, Any], as_json: bool) -> None:

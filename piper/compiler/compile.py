@@ -83,6 +83,7 @@ def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notic
         groups=groups,
         device_plans=device_plans,
         notices=tuple(notices),
+        directive_places=tuple(directive.where for directive in directives),
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from simulator.errors import IllegalPlanError
 from simulator.plan.checks import CHECKS, NEEDS_ORDER, Facts, Violation
+from simulator.plan.checks.memory import least_bytes
+from simulator.plan.checks.origin import with_origin
 from simulator.plan.indices import faults
 from simulator.plan.plan import Plan
 
 
 def check_plan(plan: Plan) -> list[Violation]:
     """Return every reason why `plan` is illegal, in the order of `CHECKS`; nothing when it is legal.
+
+    Each names the directives that it comes from, where the plan says them.
 
     Where an index is out of range, only those are returned, and where a device waits in a circle, only
     what can be said without an order of its tasks.
@@ -23,7 +27,13 @@ def check_plan(plan: Plan) -> list[Violation]:
     facts = Facts.of(plan)
     circular = any(device.stuck for device in facts.devices)
     names = [name for name in CHECKS if not (circular and name in NEEDS_ORDER)]
-    return [violation for name in names for violation in CHECKS[name](facts)]
+    found = [violation for name in names for violation in CHECKS[name](facts)]
+    return [with_origin(plan, violation) for violation in found]
+
+
+def least_memory_bytes(plan: Plan) -> tuple[int, ...]:
+    """Return, by pipeline rank, bytes that any execution of a legal plan has allocated at some moment."""
+    return least_bytes(Facts.of(plan))
 
 
 def require_legal(plan: Plan, *, where: str = "plan") -> None:
@@ -33,4 +43,4 @@ def require_legal(plan: Plan, *, where: str = "plan") -> None:
         raise IllegalPlanError(where=where, violations=[str(violation) for violation in found])
 
 
-__all__ = ["Violation", "check_plan", "require_legal"]
+__all__ = ["Violation", "check_plan", "least_memory_bytes", "require_legal"]

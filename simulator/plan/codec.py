@@ -15,7 +15,7 @@ import types
 import typing
 import zlib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -115,8 +115,11 @@ def bytes_to_plan(data: bytes, *, where: str = "plan") -> Plan:
 
 
 def plan_hash(plan: Plan) -> str:
-    """Return the SHA-256 of the canonical form: equal for equal plans, whatever the order of dict keys."""
-    return hashlib.sha256(plan_to_bytes(plan)).hexdigest()
+    """Return the SHA-256 of the canonical form without `directive_places`.
+
+    Equal for equal plans, whatever the order of dict keys, and wherever the strategy was written.
+    """
+    return hashlib.sha256(plan_to_bytes(replace(plan, directive_places=()))).hexdigest()
 
 
 class _Place:

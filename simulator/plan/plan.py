@@ -302,6 +302,7 @@ class Plan:
     Args:
         strategy: canonical shorthand of what was asked, for people.
         directives: the directives as JSON objects, in order.
+        directive_places: where each was written, as "strategy.json:14" (empty: unknown); for messages only.
         schedule: the schedule's name.
         model, training: facts for reports.
         mesh: axes over the ranks.
@@ -325,6 +326,7 @@ class Plan:
     groups: tuple[Group, ...]
     device_plans: tuple[DevicePlan, ...]
     notices: tuple[str, ...] = ()
+    directive_places: tuple[str, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property

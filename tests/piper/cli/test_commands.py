@@ -394,3 +394,13 @@ def test_one_pipeline_stage_on_each_rank_can_follow_a_schedule_file(
     job = ["simulate", "tiny-llama", "--global-batch", "4", "--strategy"]
     by_name = object_of([*job, "pp=2,schedule=interleaved_1f1b"], capsys)
     assert object_of([*job, f"pp=2,schedule={file}"], capsys)["step_time_s"] == by_name["step_time_s"]
+
+
+def test_check_warns_of_memory_that_can_never_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["--gpus", "8", "--strategy", "pp=8", "--seq-len", "1024", "--global-batch", "8"]
+    found = object_of(["check", "llama3-70b", *job], capsys)
+    assert found["legal"] is True
+    assert "needs at least" in found["warnings"][0]
+    assert main(["check", "llama3-70b", *job, "--require-fit"]) == 3
+    assert "can never fit" in capsys.readouterr().err
+    assert object_of(["check", *SMALL, "--strategy", "pp=2", "--require-fit"], capsys)["warnings"] == []
