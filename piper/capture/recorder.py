@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cost_models.ops import Operation, OpKind
+from cost_models.ops import Operation
 from piper.annotation import Stack, Trace, tracing
 from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call, operation_of
 from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Step, Value
@@ -100,7 +100,6 @@ class Recorder(TorchDispatchMode):
         self._views: dict[Value, dict[int, None]] = {}
         self._grad_maker: dict[int, int] = {}
         self._sums: dict[int, Step] = {}
-        self._casts: dict[int, str] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -309,11 +308,7 @@ class Recorder(TorchDispatchMode):
         region = region_of(record.stack)
         if region is None or isinstance(record, ReplayRecord):
             return operation
-        named = (self._parameter_of(tensor) for tensor in event.reads)
-        parameters = {side: name for side, name in enumerate(named) if name is not None}
-        if operation.kind is OpKind.COPY and len(event.reads) == len(parameters) == 1:
-            self._casts[step.writes[0]] = parameters[0]
-            return operation
+        named = [self.parameters.get(address_of(tensor)) for tensor in event.reads]
         kernel = Kernel(
             kind=operation.kind,
             op=event.op,
@@ -321,15 +316,11 @@ class Recorder(TorchDispatchMode):
             operands=event.reads,
             reads=step.reads,
             writes=step.writes,
-            parameters=parameters,
+            parameters=self.regions.parameters(named, step.reads),
             backward=self.backward,
         )
         position = self.regions.position(kernel, region)
         return operation if position < 0 else replace(operation, tensor_dim=position)
-
-    def _parameter_of(self, tensor: Tensor) -> str | None:
-        name = self.parameters.get(address_of(tensor))
-        return self._casts.get(self.book.storage_of(tensor).number) if name is None else name
 
     def _numbers(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         return tuple(self.book.storage_of(tensor).number for tensor in tensors)

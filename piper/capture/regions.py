@@ -90,9 +90,23 @@ class Regions:
     layout: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)
     _states: dict[int, State] = field(default_factory=dict)
+    _casts: dict[int, str] = field(default_factory=dict)
+
+    def parameters(self, named: Sequence[str | None], reads: Sequence[int]) -> dict[int, str]:
+        """Return the operands that are parameters, or casts of parameters, by position.
+
+        Args:
+            named: by operand, the parameter that it is, or None.
+            reads: their storages.
+        """
+        known = (name or self._casts.get(storage) for name, storage in zip(named, reads, strict=True))
+        return {side: name for side, name in enumerate(known) if name is not None}
 
     def position(self, kernel: Kernel, region: int) -> int:
         """Return the position in the kernel's shape that is cut, and remember what it makes."""
+        if kernel.kind is OpKind.COPY and len(kernel.reads) == len(kernel.parameters) == 1:
+            self._casts[kernel.writes[0]] = kernel.parameters[0]
+            return -1
         if kernel.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}:
             position, made = self._matmul(kernel, region)
         elif kernel.kind is OpKind.EMBEDDING:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from cost_models.errors import check_invariant
 from piper.errors import StrategyError
-from piper.graph.directive import Directive, refuse_unknown_keys
+from piper.graph.directive import Directive, not_yet, refuse_unknown_keys
 from piper.graph.filters import Filter
 from piper.graph.graph import Graph, Rows
 from simulator.plan import TaskKind, TaskName
@@ -85,8 +85,10 @@ class Order(Directive):
         """Set the rows of all ranks, or of the rank whose stages the filters name."""
         if self.schedule is not None:
             check_invariant(bool(self.rows), f"schedule {self.schedule} was not expanded")
+            self._refuse_split_backward(self.rows, "schedule", self.schedule)
             return replace(graph, rows=_without_missing_backwards(self.rows, graph), schedule=self.schedule)
         row = tuple(tuple(_task(f, where=self.where) for f in slot) for slot in self.filters)
+        self._refuse_split_backward((row,), "order.filters", "BI, BW")
         homes = sorted({self._home(graph, task) for slot in row for task in slot})
         if len(homes) != 1:
             raise StrategyError(
@@ -101,6 +103,15 @@ class Order(Directive):
             )  # fmt: skip
         rows[homes[0]] = row
         return replace(graph, rows=tuple(rows), schedule="custom")
+
+    def _refuse_split_backward(self, rows: Rows, name: str, value: str) -> None:
+        split = {TaskKind.BI, TaskKind.BW}
+        if any(task.kind in split for row in rows for slot in row for task in slot):
+            raise not_yet(
+                self.where, name, value,
+                instead="use a schedule with fused backwards (B), such as 1f1b; "
+                "`piper schedules` draws those that split them",
+            )  # fmt: skip
 
     def _home(self, graph: Graph, task: TaskName) -> int:
         home = graph.pipeline_rank_of_stage.get(task.stage)

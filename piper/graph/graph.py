@@ -17,15 +17,7 @@ from typing import Protocol
 
 from cost_models.errors import check_invariant
 from piper.graph.captured import CapturedModel
-from piper.graph.facts import (
-    ExpertSharding,
-    Offloading,
-    Recomputation,
-    Replication,
-    SequenceSharding,
-    StreamRule,
-    TensorSharding,
-)
+from piper.graph.facts import Replication
 from simulator.plan import NONE, Bucket, Edge, Mesh, TaskKind, TaskName
 
 
@@ -97,8 +89,7 @@ class Graph:
         mesh: axes over the ranks (None before `mesh`).
         replica_batch: sequences per step of one replica.
         micro_batch_sizes: sequences of each microbatch of a replica (empty before `split`).
-        replications, tensor_shardings, expert_shardings, sequence_shardings, recomputations, offloadings,
-            stream_rules: what directives said (`piper.graph.facts`).
+        replications: what `replicate` said.
         crossings: tensors between stages on different pipeline ranks (after the transfers pass).
         buckets: pipeline rank -> buckets in order (after the reductions pass).
         rows: order of compute tasks per pipeline rank (empty: the default policy).
@@ -115,12 +106,6 @@ class Graph:
     mesh: Mesh | None = None
     micro_batch_sizes: tuple[int, ...] = ()
     replications: tuple[Replication, ...] = ()
-    tensor_shardings: tuple[TensorSharding, ...] = ()
-    expert_shardings: tuple[ExpertSharding, ...] = ()
-    sequence_shardings: tuple[SequenceSharding, ...] = ()
-    recomputations: tuple[Recomputation, ...] = ()
-    offloadings: tuple[Offloading, ...] = ()
-    stream_rules: tuple[StreamRule, ...] = ()
     crossings: tuple[Edge, ...] = ()
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     rows: Rows = ()
