@@ -27,7 +27,17 @@ from typing import Any
 
 from cost_models.errors import nearest, require_positive_int
 from piper.errors import StrategyError
-from piper.schedules import gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, one_f_one_b, zb_h1, zb_h2
+from piper.schedules import (
+    dualpipe_v,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zb,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zbv,
+)
 from piper.schedules.costs import Costs, parse_costs
 from piper.schedules.rows import Layout, Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
 from piper.schedules.schedule_file import ScheduleFile, is_schedule_file, load_schedule_file
@@ -49,9 +59,11 @@ SCHEDULES: dict[str, ModuleType] = {
     "interleaved_zb": interleaved_zb,
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
+    "zbv": zbv,
+    "dualpipe_v": dualpipe_v,
 }
 
-PLANNED = ("zb_1p", "zb_2p", "zbv", "v_half", "v_min", "dualpipe", "dualpipe_v")
+PLANNED = ("zb_1p", "zb_2p", "v_half", "v_min", "dualpipe")
 """Names that mean a schedule, but that this version has no rows for."""
 
 _REGISTERED: dict[str, ScheduleFunction] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+_STAGES_OF_A_V = 2
+
 
 def require_one_stage(name: str, virtual_stages_per_rank: int, *, instead: str) -> None:
     """Raise unless each rank holds one stage; `instead` is the schedule for several."""
@@ -11,6 +13,15 @@ def require_one_stage(name: str, virtual_stages_per_rank: int, *, instead: str) 
         raise ValueError(
             f"{name} places one stage on each pipeline rank, not {virtual_stages_per_rank}; "
             f"use {instead} for several"
+        )
+
+
+def require_two_stages(name: str, virtual_stages_per_rank: int) -> None:
+    """Raise unless each rank holds two stages: one on the way down the ranks, one on the way up."""
+    if virtual_stages_per_rank != _STAGES_OF_A_V:
+        raise ValueError(
+            f"{name} places two stages on each pipeline rank, not {virtual_stages_per_rank}; "
+            f"use {_STAGES_OF_A_V} virtual stages per rank"
         )
 
 

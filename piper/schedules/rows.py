@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from piper.errors import StrategyError
 from simulator.errors import PlanError
@@ -21,6 +21,17 @@ _KINDS = (TaskKind.F, TaskKind.B, TaskKind.BI, TaskKind.BW)
 LAYOUTS = ("loop", "v")
 Layout = str | tuple[tuple[int, ...], ...]
 """How stages lie on ranks: a name of `LAYOUTS`, or by rank its stages."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def laid_out(layout: Layout) -> Callable[[_Function], _Function]:
+    """Return a decorator that says how a schedule function lays stages on ranks, as `stage_of_rank`."""
+
+    def decorate(function: _Function) -> _Function:
+        vars(function)["stage_of_rank"] = layout
+        return function
+
+    return decorate
 
 
 def stages_by_rank(

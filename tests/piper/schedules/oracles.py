@@ -66,7 +66,7 @@ def dataflow_times(
 
 def torch_rows(
     name: str, num_pipeline_ranks: int, num_microbatches: int, virtual_stages_per_rank: int = 1
-) -> list[list[str]]:
+) -> list[list[Slot]]:
     """Return the compute order of a schedule of torch.distributed.pipelining, as codes."""
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -74,14 +74,23 @@ def torch_rows(
     return [codes_of_torch(row) for row in ranks]
 
 
-def codes_of_torch(row: Sequence[Any]) -> list[str]:
+def codes_of_torch(row: Sequence[Any]) -> list[Slot]:
     """Return the passes among the actions of torch.distributed.pipelining, as codes."""
-    letters = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "BI", "BACKWARD_WEIGHT": "BW"}
-    return [
-        f"{action.stage_index}{letters[action.computation_type.name]}{action.microbatch_index}"
-        for action in row
-        if action is not None and action.computation_type.name in letters
-    ]
+    return [_slot_of_torch(action) for action in row if action is not None and _is_pass_of_torch(action)]
+
+
+_LETTERS_OF_TORCH = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "BI", "BACKWARD_WEIGHT": "BW"}
+
+
+def _is_pass_of_torch(action: Any) -> bool:
+    return bool(action.sub_actions) or action.computation_type.name in _LETTERS_OF_TORCH
+
+
+def _slot_of_torch(action: Any) -> Slot:
+    if action.sub_actions:
+        return [str(_slot_of_torch(part)) for part in action.sub_actions]
+    letters = _LETTERS_OF_TORCH[action.computation_type.name]
+    return f"{action.stage_index}{letters}{action.microbatch_index}"
 
 
 def _codes(slot: Slot) -> list[str]:

@@ -10,6 +10,7 @@ from piper.errors import StrategyError
 from piper.schedules import (
     PLANNED,
     SCHEDULES,
+    default_virtual_stages,
     find_schedule,
     parse_costs,
     register,
@@ -22,7 +23,7 @@ from piper.schedules.rows import row_violations
 from simulator.plan.task import TaskKind
 from tests.piper.schedules.oracles import parse, rows_or_none, torch_rows
 
-GRID = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 7, 8, 16)]
+GRID = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 7, 8, 16, 20, 32)]
 CONTRACT_NAMES = [
     "gpipe",
     "1f1b",
@@ -53,7 +54,7 @@ def test_every_microbatch_runs_forward_and_backward_once_on_each_stage_and_the_r
             stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
             assert row_violations(rows, stages=stages, num_microbatches=m) == ()
             assert passes_of(rows) == sorted((s, mb) for held in stages for s in held for mb in range(m))
-    assert found >= len(GRID) // 2
+    assert found >= len(GRID) // 2, found
 
 
 def passes_of(rows) -> list[tuple[int, int]]:
@@ -121,6 +122,21 @@ def test_rows_of_several_stages_on_a_rank_equal_those_of_torch(name, in_torch, v
         else:
             compared += 1
             assert show_rows(rows) == torch_rows(in_torch, p, m, v), (p, m)
+    assert compared >= 15
+
+
+@pytest.mark.parametrize(("name", "in_torch"), [("zbv", "ZBVZeroBubble"), ("dualpipe_v", "DualPipeV")])
+def test_rows_in_a_v_equal_those_of_torch_and_refuse_the_counts_that_it_refuses(name, in_torch):
+    """Pairs that overlap included; torch takes any count for ZBV, from as many as stages for DualPipeV."""
+    compared = 0
+    for p, m in [*TORCH_GRID, (1, 1), (1, 2), (3, 6), (3, 7), (4, 1), (4, 7), (8, 15), (5, 12)]:
+        rows = rows_or_none(name, p, m, 2)
+        if rows is None:
+            with pytest.raises(ValueError, match="at least as many microbatches as stages"):
+                torch_rows(in_torch, p, m, 2)
+        else:
+            compared += 1
+            assert show_rows(rows) == torch_rows(in_torch, p, m, 2), (p, m)
     assert compared >= 15
 
 
@@ -269,7 +285,24 @@ def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
     assert instead in caught.value.rule
 
 
-CAPS = [("gpipe", 8, 1), ("1f1b", 4, 1), ("zb_h1", 4, 1), ("zb_h2", 7, 1), ("looped_bfs", 8, 2),
+@pytest.mark.parametrize("name", ["zbv", "dualpipe_v"])
+@pytest.mark.parametrize("v", [1, 3])
+def test_a_v_takes_two_stages_on_each_rank(name, v):
+    with pytest.raises(StrategyError) as caught:
+        schedule_rows(name, num_pipeline_ranks=2, num_microbatches=8, virtual_stages_per_rank=v)
+    assert f"two stages on each pipeline rank, not {v}; use 2" in caught.value.rule
+    assert default_virtual_stages(name) == 2
+    assert stages_of(name, num_pipeline_ranks=2, virtual_stages_per_rank=2) == ((0, 3), (1, 2))
+
+
+def test_dualpipe_v_refuses_fewer_microbatches_than_stages_and_names_the_fewest():
+    assert rows_or_none("dualpipe_v", 4, 8, 2) is not None
+    with pytest.raises(StrategyError, match="use 8 or more microbatches"):
+        schedule_rows("dualpipe_v", num_pipeline_ranks=4, num_microbatches=7, virtual_stages_per_rank=2)
+
+
+CAPS = [("zbv", 4, 2), ("dualpipe_v", "9/2", 2),
+        ("gpipe", 8, 1), ("1f1b", 4, 1), ("zb_h1", 4, 1), ("zb_h2", 7, 1), ("looped_bfs", 8, 2),
         ("interleaved_1f1b", "11/2", 2), ("interleaved_zb", 4, 2), ("interleaved_zb", 4, 1)]  # fmt: skip
 
 
