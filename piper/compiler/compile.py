@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from piper.compiler.device_plan import DeviceEmitter
+from piper.compiler.device_plan import emit
+from piper.compiler.emission import Emission
+from piper.compiler.local import LocalModel
+from piper.compiler.templates import DeviceTemplates
 from piper.compiler.works import WorkTable
 from piper.directives import PHASES
 from piper.graph import Graph, dump, topological_order, verify
@@ -47,10 +50,19 @@ def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notic
     groups = _groups(graph)
     numbers = {group.name: i for i, group in enumerate(groups)}
     works, order = WorkTable(graph), topological_order(graph)
-    device_plans = tuple(
-        DeviceEmitter(graph=graph, pipeline_rank=rank, works=works, groups=numbers, order=order).emit()
-        for rank in range(graph.num_pipeline_ranks)
-    )
+    local_groups = frozenset(g.name for g in groups if len(g.pipeline_ranks) == 1)
+    locals_ = {model.micro_batch: LocalModel(graph=graph, model=model) for model in graph.models}
+    emissions = [
+        Emission(
+            templates=DeviceTemplates(
+                graph=graph, pipeline_rank=rank, works=works, locals_=locals_, groups=numbers
+            ),
+            row=row,
+            local_groups=local_groups,
+        )
+        for rank, row in enumerate(graph.rows)
+    ]
+    device_plans = emit(emissions, order)
     model = graph.model
     return Plan(
         strategy=strategy,

@@ -4,7 +4,17 @@ from piper.graph.build import build_graph
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from piper.graph.cut import Units, default_cut, stages_of_segments, units_of
 from piper.graph.dump import dump
-from piper.graph.facts import Replication, require_unclaimed
+from piper.graph.facts import (
+    ExpertSharding,
+    Offloading,
+    Recomputation,
+    Replication,
+    SequenceSharding,
+    StageMesh,
+    StreamRule,
+    TensorSharding,
+    require_unclaimed,
+)
 from piper.graph.filters import Filter
 from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node, Rewrite, Rows
 from piper.graph.verify import topological_order, verify
@@ -13,14 +23,21 @@ __all__ = [
     "CapturedModel",
     "CapturedSegment",
     "EdgeKind",
+    "ExpertSharding",
     "Filter",
     "Graph",
     "GraphEdge",
     "Node",
+    "Offloading",
     "PassCost",
+    "Recomputation",
     "Replication",
     "Rewrite",
     "Rows",
+    "SequenceSharding",
+    "StageMesh",
+    "StreamRule",
+    "TensorSharding",
     "Units",
     "build_graph",
     "default_cut",

@@ -17,7 +17,16 @@ from typing import Protocol
 
 from cost_models.errors import check_invariant
 from piper.graph.captured import CapturedModel
-from piper.graph.facts import Replication
+from piper.graph.facts import (
+    ExpertSharding,
+    Offloading,
+    Recomputation,
+    Replication,
+    SequenceSharding,
+    StageMesh,
+    StreamRule,
+    TensorSharding,
+)
 from simulator.plan import NONE, Bucket, Edge, Mesh, TaskKind, TaskName
 
 
@@ -47,6 +56,9 @@ class Node:
         peer: transfers: pipeline rank at the other end.
         group: collectives: name of the rank group.
         bucket: bucket name.
+        phase: exchanges: the pass that they serve: F, or B (for BI too).
+        values: exchanges: the boundary tensors that they turn into others, as (segment, output).
+        enters: exchanges: they stand before a region (else behind one).
     """
 
     uid: str
@@ -63,6 +75,32 @@ class Node:
     peer: int = NONE
     group: str = ""
     bucket: str = ""
+    phase: TaskKind | None = None
+    values: tuple[tuple[int, int], ...] = ()
+    enters: bool = True
+
+    @property
+    def is_exchange(self) -> bool:
+        """Return whether it is a collective inside a pass."""
+        return self.phase is not None
+
+    @property
+    def pass_kind(self) -> TaskKind:
+        """Return the pass of a per-microbatch node: F, B (for BI too) or BW."""
+        return self.phase if self.phase is not None else _PASS_OF[self.kind]
+
+
+_PASS_OF = {
+    TaskKind.F: TaskKind.F,
+    TaskKind.SEND_F: TaskKind.F,
+    TaskKind.RECV_F: TaskKind.F,
+    TaskKind.R: TaskKind.B,
+    TaskKind.B: TaskKind.B,
+    TaskKind.BI: TaskKind.B,
+    TaskKind.SEND_B: TaskKind.B,
+    TaskKind.RECV_B: TaskKind.B,
+    TaskKind.BW: TaskKind.BW,
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -89,10 +127,14 @@ class Graph:
         mesh: axes over the ranks (None before `mesh`).
         replica_batch: sequences per step of one replica.
         micro_batch_sizes: sequences of each microbatch of a replica (empty before `split`).
-        replications: what `replicate` said.
+        replications, tensor_shardings, expert_shardings, sequence_shardings, recomputations, offloadings,
+            stream_rules, stage_meshes: what directives said (`piper.graph.facts`).
+        transfer_stream: name that rules for the streams of transfers use ("": "pp").
         crossings: tensors between stages on different pipeline ranks (after the transfers pass).
         buckets: pipeline rank -> buckets in order (after the reductions pass).
-        rows: order of compute tasks per pipeline rank (empty: the default policy).
+        rows: order of compute tasks per pipeline rank; until the order is completed, some or all tasks of
+            a rank may be missing.
+        row_lines: file and line of each row ("": not stated).
         schedule: name of the order.
         clip_grad_norm: largest global gradient norm, or None.
         dtype, optimizer: of the training.
@@ -106,9 +148,18 @@ class Graph:
     mesh: Mesh | None = None
     micro_batch_sizes: tuple[int, ...] = ()
     replications: tuple[Replication, ...] = ()
+    tensor_shardings: tuple[TensorSharding, ...] = ()
+    expert_shardings: tuple[ExpertSharding, ...] = ()
+    sequence_shardings: tuple[SequenceSharding, ...] = ()
+    recomputations: tuple[Recomputation, ...] = ()
+    offloadings: tuple[Offloading, ...] = ()
+    stream_rules: tuple[StreamRule, ...] = ()
+    stage_meshes: tuple[StageMesh, ...] = ()
+    transfer_stream: str = ""
     crossings: tuple[Edge, ...] = ()
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     rows: Rows = ()
+    row_lines: tuple[str, ...] = ()
     schedule: str = ""
     clip_grad_norm: float | None = None
     dtype: str = "bf16"

@@ -14,6 +14,7 @@ from cost_models.errors import require_positive_int
 from piper.errors import JobError, RunFailedError
 from piper.runtime.outcome import RunOutcome
 from piper.runtime.progress import Phase, ProgressBoard
+from piper.runtime.runnable import require_runnable
 from piper.runtime.settings import OptimizerSettings, RunSettings, default_optimizer
 from piper.runtime.watch import Child, die_with_parent, end, watch
 from simulator.plan import Plan
@@ -61,6 +62,7 @@ def run_local(
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
         RunFailedError naming the culprit.
     """
+    require_runnable(plan)
     _require_world_size(plan, num_ranks, field="--local")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
@@ -92,6 +94,7 @@ def run_rank(
     Raises: JobError for a world size other than the plan's; RunFailedError.
     """
     rank, world_size = (_environment(name) for name in ("RANK", "WORLD_SIZE"))
+    require_runnable(plan)
     _require_world_size(plan, world_size, field="WORLD_SIZE")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)

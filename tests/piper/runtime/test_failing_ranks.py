@@ -7,16 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from piper.errors import RunFailedError
 from piper.runtime import rank as rank_module
 from piper.runtime.handlers import compute, transfers
-from simulator.plan import Plan, TaskKind
+from simulator.plan import Plan
 from tests.piper.runtime.jobs import plan_of, train
 
 pytestmark = pytest.mark.timeout(60)
@@ -101,16 +99,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch)
     )
     text = failure(plan_of("dp=1"))
     assert text.startswith("rank 0 failed in 0F0 (step 1): the loss of microbatch 0 in step 1 is nan")
-
-
-@pytest.mark.parametrize("kind", [TaskKind.BI, TaskKind.BW, TaskKind.ALL_TO_ALL])
-def test_a_kind_that_the_runtime_lacks_is_named(kind: TaskKind) -> None:
-    plan = plan_of("dp=1")
-    device = plan.device_plans[0]
-    kinds = device.tasks.kind.copy()
-    kinds[np.flatnonzero(kinds == TaskKind.UPDATE)[0]] = kind
-    mutated = replace(plan, device_plans=(replace(device, tasks=replace(device.tasks, kind=kinds)),))
-    assert f"cannot run {kind.name} tasks" in failure(mutated)
 
 
 def test_ranks_with_different_plans_refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

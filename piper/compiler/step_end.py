@@ -1,0 +1,96 @@
+"""The end of the step: reductions once per step, gradient norm, updates, parameters back to the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.ops import DTYPE_BYTES
+from piper.compiler.blocks import LANES, REDUCE
+from piper.compiler.columns import Numbers
+from piper.compiler.emission import Emission
+from piper.compiler.static import bucket_message_bytes
+from piper.graph import EdgeKind, Node
+from simulator.plan import COLLECTIVE_KINDS, NONE, TaskKind
+
+AT_THE_END = 2**50
+"""Dispatch key of the first task behind all microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last task of a template: dispatch key and number."""
+
+    key: int
+    task: int
+
+
+def add_step_end(emission: Emission, order: Sequence[str]) -> None:
+    """Add the tasks that run once per step, in topological order.
+
+    A collective among the ranks of this pipeline rank is dispatched right after its last source. All that
+    concerns several pipeline ranks stands at the end, in one order for all, so that no two wait for each
+    other.
+    """
+    last: dict[str, _Last] = {}
+    for number, uid in enumerate(order):
+        node = emission.graph.node[uid]
+        if node.pipeline_rank == emission.pipeline_rank and not node.per_microbatch:
+            last[uid] = _add(emission, node, last, number=number)
+
+
+def _add(emission: Emission, node: Node, last: Mapping[str, _Last], *, number: int) -> _Last:
+    graph = emission.graph
+    before = (e.source for e in graph.incoming.get(node.uid, ()) if e.kind is not EdgeKind.PREVIOUS_STEP)
+    found = {uid: last[uid] if uid in last else _last_instance(emission, uid) for uid in before}
+    sources = {uid: source for uid, source in found.items() if source is not None}
+    key = AT_THE_END + number
+    latest_source = max((s.key for s in sources.values()), default=AT_THE_END)
+    if node.kind in COLLECTIVE_KINDS and node.group in emission.local_groups and latest_source < AT_THE_END:
+        key = latest_source // LANES * LANES + REDUCE
+    task = emission.columns.add(_fields(emission, node), np.array([key], dtype=np.int64))
+    nobody = np.array([NONE], dtype=np.int64)
+    emission.register(node.uid, tasks=task, compute=nobody, microbatches=nobody)
+    _wait(emission, node, task, sources=sources)
+    return _Last(key, int(task[0]))
+
+
+def _last_instance(emission: Emission, uid: str) -> _Last | None:
+    """Return the last task of a template that runs with the microbatches; None where the step has none."""
+    found = [
+        (int(instances.compute[i]), int(instances.tasks[i]))
+        for instances in emission.instances.get(uid, ())
+        for i in (int(np.argmax(instances.compute)),)
+    ]
+    return _Last(max(found)[0] * LANES, max(found)[1]) if found else None
+
+
+def _wait(emission: Emission, node: Node, task: Numbers, *, sources: Mapping[str, _Last]) -> None:
+    """Wait for the last source on each other stream."""
+    latest: dict[str, _Last] = {}
+    for uid, source in sources.items():
+        stream = emission.graph.node[uid].stream
+        if stream != node.stream and (stream not in latest or latest[stream].key < source.key):
+            latest[stream] = source
+    waits = np.array([source.task for source in latest.values()], dtype=np.int64)
+    emission.columns.link("waits", np.broadcast_to(task, waits.shape), waits)
+
+
+def _fields(emission: Emission, node: Node) -> dict[str, Numbers | int]:
+    fields: dict[str, Numbers | int] = {
+        "kind": int(node.kind),
+        "stage": node.stage,
+        "stream": emission.stream(node),
+        "group": emission.group(node),
+        "bucket": emission.bucket_number.get(node.bucket, NONE),
+    }
+    if node.kind is TaskKind.NORM:
+        return fields | {"work": emission.templates.works.of_norm(emission.buckets)}
+    if not node.bucket:
+        return fields | {"size_bytes": DTYPE_BYTES["fp32"]}
+    bucket = emission.buckets[emission.bucket_number[node.bucket]]
+    if node.kind is TaskKind.UPDATE:
+        return fields | {"work": emission.templates.works.of_update(bucket)}
+    return fields | {"size_bytes": bucket_message_bytes(emission.graph, bucket, node)}

@@ -1,0 +1,75 @@
+"""Which plans the runtime can run: what it cannot is refused by name before any process starts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from piper.errors import JobError
+from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, TaskKind
+
+_RUN = frozenset(
+    {
+        TaskKind.F,
+        TaskKind.B,
+        TaskKind.R,
+        TaskKind.SEND_F,
+        TaskKind.RECV_F,
+        TaskKind.SEND_B,
+        TaskKind.RECV_B,
+        TaskKind.ALL_REDUCE,
+        TaskKind.REDUCE_SCATTER,
+        TaskKind.ALL_GATHER,
+        TaskKind.NORM,
+        TaskKind.UPDATE,
+    }
+)
+_MOST_ZERO = 1
+_INSTEAD = {
+    TaskKind.BI: "use a schedule with fused backwards (B), such as 1f1b",
+    TaskKind.BW: "use a schedule with fused backwards (B), such as 1f1b",
+    TaskKind.OFFLOAD: "leave offload out",
+    TaskKind.RELOAD: "leave offload out",
+}
+
+
+def require_runnable(plan: Plan) -> None:
+    """Raise JobError naming what of a plan the runtime does not run; everything else is simulated only."""
+    for axis in ("tp", "cp"):
+        if plan.mesh.size(axis) > 1:
+            raise _refused(f"cuts the axis {axis}", f"run with {axis}=1")
+    for device in plan.device_plans:
+        _check_kinds(device)
+        _check_buckets(plan, device)
+
+
+def _check_kinds(device: DevicePlan) -> None:
+    table = device.tasks
+    for kind in (TaskKind(number) for number in np.unique(table.kind).tolist()):
+        if kind not in _RUN:
+            fix = _INSTEAD.get(kind, "leave out the directive that cuts tensors, tokens or experts")
+            raise _refused(f"has {kind.name} tasks", fix)
+    collectives = np.isin(table.kind, [int(kind) for kind in COLLECTIVE_KINDS])
+    if np.any(collectives & (table.phase != NONE)):
+        raise _refused("communicates within microbatches", "use zero=0 or zero=1, reduced once per step")
+    if np.any((table.kind == int(TaskKind.F)) & (table.part != NONE)):
+        raise _refused("runs the forward of a stage in parts", "leave out what cuts stages into parts")
+
+
+def _check_buckets(plan: Plan, device: DevicePlan) -> None:
+    for bucket in device.buckets:
+        if bucket.zero > _MOST_ZERO:
+            raise _refused(f"shards by ZeRO-{bucket.zero}", "use zero=0 or zero=1")
+        if bucket.kind not in {"dense", "tied"}:
+            raise _refused(f"has {bucket.kind} buckets", "leave shard out")
+        if bucket.shard_count not in {1, plan.mesh.size("dp")}:
+            raise _refused(f"shards over {bucket.shard_count} of the replicas", "leave hsdp out")
+
+
+def _refused(what: str, fix: str) -> JobError:
+    return JobError(
+        where="piper run",
+        field="plan",
+        value=what,
+        rule="is simulated, but the runtime cannot run it yet",
+        fix=fix,
+    )

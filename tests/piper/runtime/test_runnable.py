@@ -1,0 +1,72 @@
+"""Plans that the runtime cannot run are refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from piper.errors import JobError
+from piper.runtime.runnable import require_runnable
+from simulator.plan import Mesh, Plan, TaskKind
+from tests.jobs import compiled
+
+
+def plan() -> Plan:
+    return compiled("pp=2,dp=2", gpus=4, global_batch=8, micro_batch=1)
+
+
+def changed(**columns: object) -> Plan:
+    found = plan()
+    first = found.device_plans[0]
+    table = replace(first.tasks, **columns)
+    return replace(found, device_plans=(replace(first, tasks=table), *found.device_plans[1:]))
+
+
+def test_a_pipeline_with_replicas_is_runnable() -> None:
+    require_runnable(plan())
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_a_cut_axis_is_refused(axis: str) -> None:
+    mesh = Mesh(axes=((axis, 2), ("dp", 1), ("pp", 2)))
+    with pytest.raises(JobError, match=f"(?s)cuts the axis {axis}.*run with {axis}=1"):
+        require_runnable(replace(plan(), mesh=mesh))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [(TaskKind.BI, "fused"), (TaskKind.OFFLOAD, "offload"), (TaskKind.ALL_TO_ALL, "directive")],
+)
+def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
+    kinds = plan().device_plans[0].tasks.kind.copy()
+    kinds[0] = int(kind)
+    with pytest.raises(JobError, match=f"has {kind.name} tasks[^$]*{fix}"):
+        require_runnable(changed(kind=kinds))
+
+
+def test_collectives_within_microbatches_are_refused() -> None:
+    table = plan().device_plans[0].tasks
+    phases = np.where(table.kind == int(TaskKind.ALL_REDUCE), int(TaskKind.B), table.phase)
+    with pytest.raises(JobError, match="communicates within microbatches"):
+        require_runnable(changed(phase=phases))
+
+
+def test_a_forward_in_parts_is_refused() -> None:
+    table = plan().device_plans[0].tasks
+    parts = np.where(table.kind == int(TaskKind.F), 0, table.part)
+    with pytest.raises(JobError, match="forward of a stage in parts"):
+        require_runnable(changed(part=parts))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("zero", 3, "ZeRO-3"), ("kind", "expert", "expert buckets"), ("shard_count", 3, "over 3 of")],
+)
+def test_a_bucket_that_is_cut_otherwise_is_refused(field: str, value: object, message: str) -> None:
+    found = plan()
+    first = found.device_plans[0]
+    bucket = replace(first.buckets[0], **{field: value})
+    with pytest.raises(JobError, match=message):
+        require_runnable(replace(found, device_plans=(replace(first, buckets=(bucket,)),)))
