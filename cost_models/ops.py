@@ -132,17 +132,21 @@ def cut(operation: Operation, position: int, parts: int) -> Operation:
     require_positive_int(
         parts, where=operation.name, field="parts", fix="give the degree, 1 or more", error=CostModelError
     )
+    return resize(operation, position, _ceil(operation.shape[position], parts))
+
+
+def resize(operation: Operation, position: int, size: int) -> Operation:
+    """Return a kernel with one dimension of another size, smaller or larger; everything else as in `cut`."""
     whole = operation.shape[position]
-    part = _ceil(whole, parts)
     shape = list(operation.shape)
-    shape[position] = part
-    if operation.kind is OpKind.ATTENTION and position == _HEADS:
-        shape[_KV_HEADS] = _ceil(shape[_KV_HEADS], parts)
+    shape[position] = size
+    if operation.kind is OpKind.ATTENTION and position == _HEADS and whole:
+        shape[_KV_HEADS] = _ceil(shape[_KV_HEADS] * size, whole)
     return replace(
         operation,
         shape=tuple(shape),
-        flops=_ceil(operation.flops * part, whole) if whole else 0,
-        bytes=_cut_bytes(operation, tuple(shape), (part, whole)),
+        flops=_ceil(operation.flops * size, whole) if whole else 0,
+        bytes=_resized_bytes(operation, tuple(shape), (size, whole)),
     )
 
 
@@ -152,7 +156,7 @@ _HEADS, _KV_HEADS = 1, 2
 _FP32, _INT64 = DTYPE_BYTES["fp32"], DTYPE_BYTES["int64"]
 
 
-def _cut_bytes(operation: Operation, shape: tuple[int, ...], share: tuple[int, int]) -> int:
+def _resized_bytes(operation: Operation, shape: tuple[int, ...], share: tuple[int, int]) -> int:
     part, whole = share
     known = _bytes_of_shape(operation, operation.shape)
     if known is None or known > operation.bytes:

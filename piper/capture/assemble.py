@@ -124,6 +124,7 @@ class Costs:
             ),
             "saved_bytes": sum(saved.values()),
             "saved_for_weights_bytes": sum(saved_late.values()),
+            "saved_by_kind": _saved_by_kind(original, saved, saved_late),
             "gradients_for_weights_bytes": sum(split.made.values()),
             "inputs_saved": kept_inputs(original, original.saved),
             "outputs_saved": kept_outputs(own, original.saved),
@@ -156,6 +157,27 @@ class Costs:
                 workspace_bytes=done.workspace_bytes(kept=kept, alive_before=alive_before),
             )
         return self._known[key]
+
+
+def _saved_by_kind(
+    record: SegmentRecord, saved: dict[int, int], saved_late: dict[int, int]
+) -> tuple[tuple[str, int, int], ...]:
+    """Return saved bytes by the kind of the operation that made them last, and what of them BW reads."""
+    maker = {
+        storage: step.operation.kind.value
+        for step in record.forward.steps
+        if step.operation is not None
+        for storage in step.writes
+    }
+    kinds = sorted({maker[storage] for storage in saved if storage in maker})
+    return tuple(
+        (
+            kind,
+            sum(size for storage, size in saved.items() if maker.get(storage) == kind),
+            sum(size for storage, size in saved_late.items() if maker.get(storage) == kind),
+        )
+        for kind in kinds
+    )
 
 
 def segment_names(records: Sequence[Record]) -> list[str]:

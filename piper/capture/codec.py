@@ -10,7 +10,7 @@ from cost_models.ops import Operation, OpKind
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
-FORMAT = 2
+FORMAT = 3
 
 _PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 _SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
@@ -53,6 +53,7 @@ def to_json(model: CapturedModel) -> dict[str, Any]:
             *(number_of(getattr(segment, name)) for name in _PASSES),
             *(getattr(segment, name) for name in _SIZES),
             *(list(getattr(segment, name)) for name in _FLAGS),
+            [list(row) for row in segment.saved_by_kind],
             [[list(spec.shape), spec.dtype, spec.batch_dim, spec.requires_grad] for spec in segment.outputs],
         ]
         segments.append(
@@ -141,13 +142,14 @@ def _operation(row: Sequence[Any]) -> Operation:
 
 
 def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
-    *values, outputs = row
+    *values, by_kind, outputs = row
     names = (*_PASSES, *_SIZES, *_FLAGS)
     found = dict(zip(names, values, strict=True))
     return {
         **{name: passes[found[name]] for name in _PASSES},
         **{name: found[name] for name in _SIZES},
         **{name: tuple(found[name]) for name in _FLAGS},
+        "saved_by_kind": tuple((kind, size, late) for kind, size, late in by_kind),
         "outputs": tuple(
             TensorSpec(shape=tuple(shape), dtype=dtype, batch_dim=batch_dim, requires_grad=requires_grad)
             for shape, dtype, batch_dim, requires_grad in outputs

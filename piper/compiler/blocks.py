@@ -8,13 +8,14 @@ anchored: dispatched right after the compute task that it follows, or before the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 
 from cost_models.errors import check_invariant
 from piper.graph import EdgeKind, Graph, Node
-from simulator.plan import COMPUTE_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
+from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
 
 BlockKey = tuple[int, TaskKind]
 """Stage and F, B, BI or BW."""
@@ -22,6 +23,7 @@ BlockKey = tuple[int, TaskKind]
 RECEIVE, BEFORE, COMPUTE, AFTER, SEND, REDUCE = 0, 1, 5, 6, 10, 12
 """Lanes: what is dispatched first around one compute task."""
 LANES = 16
+_FIRST = 2**60
 _PASS = {TaskKind.F: TaskKind.F, TaskKind.B: TaskKind.B, TaskKind.BI: TaskKind.B, TaskKind.BW: TaskKind.BW}
 _OTHER = {TaskKind.B: TaskKind.BI, TaskKind.BI: TaskKind.B}
 
@@ -81,7 +83,7 @@ class BlockMaker:
         if node.kind in SEND_KINDS | RECV_KINDS:
             alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.kind is node.kind]
             return node.edge if len(alike) > 1 else NONE
-        return self._served(node)
+        return node.region[0] if node.kind in HOST_COPY_KINDS else self._served(node)
 
     def _served(self, node: Node) -> int:
         """Return the first segment of the compute task that takes what an exchange or a copy brings.
@@ -92,8 +94,10 @@ class BlockMaker:
         targets = [n.first_segment for n in outgoing if n.kind in COMPUTE_KINDS and n.stage == node.stage]
         if targets:
             return min(targets)
-        sources = [self.graph.node[uid] for uid in self._sources(node)]
-        if node.phase is TaskKind.F:
+        sources = [n for n in map(self.graph.node.get, self._sources(node)) if n and n.kind in COMPUTE_KINDS]
+        if not sources:
+            return node.region[0]
+        if node.phase is not TaskKind.B:
             return max(n.last_segment for n in sources) + 1
         return min(n.first_segment for n in sources if n.first_segment != NONE) - 1
 
@@ -113,7 +117,7 @@ class BlockMaker:
     def _make(self, key: BlockKey) -> Block:
         stage, kind = key
         nodes = [n for n in self._nodes.get((stage, _PASS[kind]), ()) if n.kind is not _OTHER.get(kind)]
-        compute = sorted((n for n in nodes if n.kind in COMPUTE_KINDS), key=_compute_order)
+        compute = self._compute(nodes)
         rank = {node.uid: i for i, node in enumerate(compute)}
         entries = [Entry(node=n, anchor=rank[n.uid], lane=COMPUTE) for n in compute]
         receives = [n for n in nodes if n.kind in RECV_KINDS]
@@ -124,6 +128,24 @@ class BlockMaker:
             place[node.uid] = self._place(node, place)
             entries.append(Entry(node=node, anchor=place[node.uid][0], lane=place[node.uid][1]))
         return Block(key=key, entries=tuple(sorted(entries, key=lambda e: (e.anchor, e.lane))))
+
+    def _compute(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the compute tasks in an order that edges allow, else along the model (B: against it)."""
+        inside = {n.uid: n for n in nodes}
+        waiting = {uid: sum(source in inside for source in self._sources(n)) for uid, n in inside.items()}
+        ready = [(*_compute_order(n), uid) for uid, n in inside.items() if not waiting[uid]]
+        heapify(ready)
+        found: list[Node] = []
+        while ready:
+            uid = heappop(ready)[-1]
+            if inside[uid].kind in COMPUTE_KINDS:
+                found.append(inside[uid])
+            for edge in self.graph.outgoing.get(uid, ()):
+                if edge.target in inside and edge.kind is not EdgeKind.PREVIOUS_STEP:
+                    waiting[edge.target] -= 1
+                    if not waiting[edge.target]:
+                        heappush(ready, (*_compute_order(inside[edge.target]), edge.target))
+        return found
 
     def _in_flow(self, others: dict[str, Node]) -> Iterable[Node]:
         """Yield exchanges and sends so that what feeds another comes first."""
@@ -146,6 +168,9 @@ class BlockMaker:
     def _place(self, node: Node, place: dict[str, tuple[int, int]]) -> tuple[int, int]:
         """Return (anchor, lane): behind the last source within the block."""
         sources = [place[uid] for uid in self._sources(node) if uid in place]
+        if node.kind is TaskKind.RELOAD:
+            targets = [place[e.target][0] for e in self.graph.outgoing[node.uid] if e.target in place]
+            return min(targets), BEFORE
         anchor, lane = max(sources, default=(NONE, BEFORE))
         if node.kind in SEND_KINDS:
             return anchor, SEND
@@ -155,6 +180,9 @@ class BlockMaker:
 
 
 def _compute_order(node: Node) -> tuple[int, bool]:
+    """Return what comes first among tasks that are ready; exchanges at once."""
+    if node.kind not in COMPUTE_KINDS:
+        return -_FIRST, False
     if node.kind in {TaskKind.F, TaskKind.BW}:
         return (node.first_segment if node.kind is TaskKind.F else -node.first_segment), False
     return -node.first_segment, node.kind is not TaskKind.R

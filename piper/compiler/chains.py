@@ -20,10 +20,14 @@ from piper.compiler.blocks import BEFORE, LANES, REDUCE
 from piper.compiler.columns import Numbers
 from piper.compiler.emission import Emission
 from piper.compiler.liveness import Buffer
-from piper.compiler.static import GRADIENT_BYTES, bucket_message_bytes, replication_of
+from piper.compiler.static import bucket_message_bytes
 from piper.errors import StrategyError
 from piper.graph import Node
+from piper.graph.buckets import GRADIENT_BYTES, rule_of
 from simulator.plan import COMPUTE_KINDS, NONE, Bucket, MemoryClass, TaskKind
+
+_BRINGING = frozenset({TaskKind.ALL_GATHER, TaskKind.RELOAD})
+"""What brings parameters before their use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,12 +67,14 @@ def add_chains(emission: Emission) -> None:
     gathers = _Gathers()
     for name, nodes in _by_bucket(emission.templates.own).items():
         bucket = emission.buckets[emission.bucket_number[name]]
-        for node in (n for n in nodes if n.kind is TaskKind.ALL_GATHER):
+        for node in (n for n in nodes if n.kind in _BRINGING):
             targets = [edge.target for edge in emission.graph.outgoing.get(node.uid, ())]
             uses = _uses(emission, targets)
             if uses is not None:
-                gathers.add(uses, *_add_gather(emission, uses, bucket=bucket, node=node))
-        reductions = [n for n in nodes if n.kind is not TaskKind.ALL_GATHER]
+                found = _add_gather(emission, uses, bucket=bucket, node=node)
+                if node.kind is TaskKind.ALL_GATHER:
+                    gathers.add(uses, *found)
+        reductions = [n for n in nodes if n.kind not in _BRINGING]
         if reductions:
             sources = [edge.source for edge in emission.graph.incoming.get(reductions[0].uid, ())]
             uses = _uses(emission, sources)
@@ -111,15 +117,22 @@ def _add_gather(
     emission: Emission, uses: _Uses, *, bucket: Bucket, node: Node
 ) -> tuple[tuple[Numbers, Numbers], Numbers]:
     """Add one gather per run: dispatched some compute tasks ahead, and not started before these."""
-    rule = replication_of(emission.graph, bucket)
-    first, last = uses.runs(whole_step=not rule.reshard)
-    ahead = np.maximum(uses.compute[first] - (1 if rule.prefetch is None else rule.prefetch), 0)
+    rule = rule_of(emission.graph, bucket)
+    gathers = node.kind is TaskKind.ALL_GATHER
+    first, last = uses.runs(whole_step=gathers and not rule.reshard)
+    prefetch = (1 if rule.prefetch is None else rule.prefetch) if gathers else node.prefetch
+    ahead = np.maximum(uses.compute[first] - prefetch, 0)
     tasks = _add_tasks(emission, uses, first, bucket=bucket, node=node, keys=ahead * LANES + BEFORE)
     gated = ahead > 0
     emission.columns.link("waits", tasks[gated], emission.compute_task[ahead[gated] - 1])
     emission.columns.link("waits", uses.tasks[first], tasks)
     size = bucket.padded_numel * DTYPE_BYTES[emission.graph.dtype]
-    buffers = _add_buffers(emission, f"gathered parameters of {bucket.name}", size, count=len(first))
+    buffers = _add_buffers(
+        emission,
+        f"{'gathered' if gathers else 'reloaded'} parameters of {bucket.name}",
+        size,
+        count=len(first),
+    )
     emission.columns.link("allocates", tasks, buffers)
     emission.columns.link("reads", uses.tasks, np.repeat(buffers, last - first + 1))
     emission.columns.link("frees", uses.tasks[last], buffers)
@@ -175,7 +188,7 @@ def _add_buffers(emission: Emission, label: str, size_bytes: int, *, count: int)
 
 def _bound(emission: Emission, gathers: _Gathers) -> None:
     """Let a gather wait until one of the pool's buffers is free again."""
-    stated = [replication_of(emission.graph, bucket).buffer_pool for bucket in emission.buckets]
+    stated = [rule_of(emission.graph, bucket).buffer_pool for bucket in emission.buckets]
     pools = [pool for pool in stated if pool is not None]
     if not pools or not gathers.tasks:
         return

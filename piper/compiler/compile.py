@@ -13,7 +13,7 @@ from piper.directives import PHASES
 from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
 from piper.passes import PASSES
-from simulator.plan import Group, Plan, Segment, TrainingFacts
+from simulator.plan import Plan, Segment, TrainingFacts
 
 
 def compile_graph(
@@ -43,11 +43,14 @@ def compile_graph(
             verify(graph, after=name)
         if on_pass is not None:
             on_pass(name, dump(graph))
-    return _emit(graph, directives, strategy=strategy, notices=notices)
+    return emit_plan(graph, directives, strategy=strategy, notices=notices)
 
 
-def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notices: Sequence[str]) -> Plan:
-    groups = _groups(graph)
+def emit_plan(
+    graph: Graph, directives: Sequence[Directive], *, strategy: str, notices: Sequence[str] = ()
+) -> Plan:
+    """Return the plan of a graph after all passes; arguments as in `compile_graph`."""
+    groups = graph.groups
     numbers = {group.name: i for i, group in enumerate(groups)}
     works, order = WorkTable(graph), topological_order(graph)
     local_groups = frozenset(g.name for g in groups if len(g.pipeline_ranks) == 1)
@@ -97,26 +100,3 @@ def _emit(graph: Graph, directives: Sequence[Directive], *, strategy: str, notic
         notices=tuple(notices),
         directive_places=tuple(directive.where for directive in directives),
     )
-
-
-def _groups(graph: Graph) -> tuple[Group, ...]:
-    """Return every rank group that a collective of the graph uses, in one order for all ranks."""
-    mesh = graph.placed_mesh
-    used = {node.group for node in graph.nodes if node.group}
-    everyone = tuple(range(graph.num_pipeline_ranks))
-    found: list[Group] = []
-    for rank in everyone:
-        if f"dp{rank}" in used:
-            replicas = (mesh.ranks(pp=rank),)
-            found.append(Group(name=f"dp{rank}", axis="dp", pipeline_ranks=(rank,), members=replicas))
-    tied = {b.name: None for buckets in graph.buckets for b in buckets if b.kind == "tied"}
-    for name in sorted(tied):
-        holders = tuple(rank for rank in everyone if any(b.name == name for b in graph.buckets[rank]))
-        members = tuple(
-            tuple(sorted(rank for holder in holders for rank in mesh.ranks(pp=holder, dp=replica)))
-            for replica in range(mesh.size("dp"))
-        )
-        found.append(Group(name=name, axis="pp", pipeline_ranks=holders, members=members))
-    if "world" in used:
-        found.append(Group(name="world", axis="dp", pipeline_ranks=everyone, members=(mesh.ranks(),)))
-    return tuple(found)

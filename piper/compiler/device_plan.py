@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from piper.compiler.receives import posted
 from piper.compiler.static import static_buffers
 from piper.compiler.step_end import add_step_end
 from piper.graph import EdgeKind
-from simulator.plan import MATCHING_SEND, NONE, Bucket, DevicePlan
+from simulator.plan import MATCHING_SEND, NONE, DevicePlan
 
 COMPUTE_STREAM = 0
 _NOBODY = np.array([NONE], dtype=np.int64)
@@ -48,7 +47,7 @@ def _device_plan(emission: Emission, emissions: Sequence[Emission], order: Seque
         stages=emission.graph.stages_of_rank(emission.pipeline_rank),
         streams=tuple(emission.templates.streams),
         buffers=emission.buffer_table(),
-        buckets=tuple(_numbered(emission, bucket) for bucket in emission.buckets),
+        buckets=emission.buckets,
         tasks=emission.columns.table(keys, rank),
     )
 
@@ -87,11 +86,3 @@ def _wait_for_previous_step(emission: Emission, keys: Numbers) -> None:
         first = tasks[np.argmin(keys[tasks])]
         waits = np.sort(np.concatenate([found.tasks for s in sources for found in emission.instances[s]]))
         emission.columns.link("previous_step_waits", np.full(len(waits), first, dtype=np.int64), waits)
-
-
-def _numbered(emission: Emission, bucket: Bucket) -> Bucket:
-    """Return a bucket that says the number of its group in the plan."""
-    if bucket.group == NONE:
-        return bucket
-    name = bucket.name if bucket.kind == "tied" else f"dp{emission.pipeline_rank}"
-    return replace(bucket, group=emission.templates.groups[name])

@@ -40,6 +40,7 @@ class Emission:
         templates: of the device.
         row: its slots.
         local_groups: names of rank groups whose members are all on one pipeline rank.
+        ahead: copies to the device, and the compute numbers before which they are dispatched.
     """
 
     templates: DeviceTemplates
@@ -50,6 +51,7 @@ class Emission:
     instances: dict[str, list[Instances]] = field(default_factory=dict)
     sent: dict[tuple[TaskKind, int], list[Transfers]] = field(default_factory=dict)
     received: dict[tuple[TaskKind, int], list[Transfers]] = field(default_factory=dict)
+    ahead: list[tuple[Numbers, Numbers]] = field(default_factory=list)
     num_buffers: int = 0
     _labels: dict[str, int] = field(default_factory=dict)
     _buffers: list[Numbers] = field(default_factory=list)

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from piper.compiler.local import LocalModel, Value
 from piper.graph import Graph, Node
-from simulator.plan import NONE, SEND_KINDS, MemoryClass, TaskKind
+from simulator.plan import HOST_COPY_KINDS, NONE, SEND_KINDS, MemoryClass, TaskKind
 
 BACKWARD = (TaskKind.B, TaskKind.BI)
 
@@ -72,32 +72,51 @@ class Liveness:
 
     def _forward(self, position: int, node: Node) -> None:
         for segment in _span(node):
-            if segment not in self._recomputed:
-                self._saved(position, segment, what="activations")
+            self._saved(position, segment, remade=False)
         for value in self._made_by(node):
             readers = self._readers(value)
             if any(reader != position for reader in readers):
-                sent_only = all(self.nodes[r].kind in SEND_KINDS | {TaskKind.F} for r in readers)
-                sent_only = sent_only and any(self.nodes[r].kind in SEND_KINDS for r in readers)
+                others = [self.nodes[r] for r in readers if self.nodes[r].kind is not TaskKind.F]
+                sent_only = bool(others) and all(_moves(other) for other in others)
                 kind = MemoryClass.COMMUNICATION if sent_only else MemoryClass.ACTIVATIONS
                 what = "output" if sent_only else "activations"
                 self._add(position, readers, self.local.value_bytes(value), what=(node.stage, kind, what))
 
     def _recompute(self, position: int, node: Node) -> None:
-        inside = range(node.first_segment, node.last_segment + 1)
-        for segment in inside:
-            self._saved(position, segment, what="recomputed activations")
+        for segment in _span(node):
+            self._saved(position, segment, remade=True)
         for value in self._made_by(node):
-            needs = [
-                p
-                for consumer, at in self.local.consumers.get(value, ())
-                if consumer in inside and self.local.segment(consumer).inputs_saved[at]
-                for p in self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
+            if value[0] not in self._recomputed:
+                continue
+            needs = self._remade_for(value, through=None)
+            needs += [
+                self._position[e.target]
+                for e in self.graph.outgoing.get(node.uid, ())
+                if e.target in self._position and value in self.graph.node[e.target].values
             ]
             if self.local.segment(value[0]).outputs_saved[value[1]]:
                 needs += self._gradient_tasks(value[0], weights=self._output_for_weights(value))
             what = (node.stage, MemoryClass.ACTIVATIONS, "recomputed activations")
             self._add(position, needs, self.local.value_bytes(value), what=what)
+
+    def _remade_for(self, value: Value, *, through: Node | None) -> list[int]:
+        """Return the tasks of a unit that read a boundary tensor which the unit's R made again.
+
+        `through`: the exchange behind R that they take it from (None: R itself).
+        """
+        found: list[int] = []
+        for consumer, at in self.local.consumers.get(value, ()):
+            if not self._same_unit(value[0], consumer):
+                continue
+            again = self.nodes[self._recompute_tasks[consumer][0]]
+            carriers = [self.graph.node[e.source] for e in self.graph.incoming.get(again.uid, ())]
+            carrier = next((n for n in carriers if n.is_exchange and value in n.values), None)
+            if carrier is not through:
+                continue
+            found += self._recompute_tasks[consumer]
+            if self.local.segment(consumer).inputs_saved[at]:
+                found += self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
+        return found
 
     def _backward(self, position: int, node: Node) -> None:
         """Add the gradients that a B or BI makes: for other tasks of this device, and to be sent."""
@@ -117,27 +136,32 @@ class Liveness:
                 size = self.local.values_bytes(gradient_values(self.local, node, target))
                 self._add(position, [place], size, what=flowing)
             elif target.is_exchange:
-                size = sum(self._before_exchange(target, value) for value in target.values)
+                size = sum(self.local.exchange_bytes(target, v)[0] for v in self._taken(node, target))
                 self._add(position, [place], size, what=flowing)
             elif target.kind is TaskKind.SEND_B and self._last_source(target) == position:
-                size = self.local.values_bytes(self.graph.crossings[target.edge].grad_values)
+                size = self.local.outside_values_bytes(self.graph.crossings[target.edge].grad_values)
                 self._add(position, [place], size, what=leaving)
 
     def _exchange(self, position: int, node: Node) -> None:
-        """Add what an exchange leaves behind: for F until the tasks that saved it, for B until it is read."""
+        """Add what an exchange leaves behind: F and R until the tasks that saved it, B until it is read."""
         targets = [
             self._position[e.target]
             for e in self.graph.outgoing.get(node.uid, ())
             if e.target in self._position
         ]
-        size = sum(self._after_exchange(node, value) for value in node.values)
-        readers = list(targets)
-        if node.phase is TaskKind.F:
-            for value in node.values:
-                readers += self._kept_for(value, through=node)
-        sent = bool(targets) and all(self.nodes[p].kind in SEND_KINDS for p in targets)
-        kind = MemoryClass.COMMUNICATION if sent or node.phase is not TaskKind.F else MemoryClass.ACTIVATIONS
-        self._add(position, readers, size, what=(node.stage, kind, "exchanged tensors"))
+        if node.kind is TaskKind.RING_SHIFT:
+            what = (node.stage, MemoryClass.COMMUNICATION, "keys and values on their way")
+            self._add(position, [position], self.local.ring_buffer_bytes(node), what=what)
+            return
+        size = sum(self.local.exchange_bytes(node, value)[1] for value in node.values)
+        kept: list[int] = []
+        for value in node.values:
+            if node.phase is TaskKind.F:
+                kept += self._kept_for(value, through=node)
+            elif node.phase is TaskKind.R:
+                kept += self._remade_for(value, through=node)
+        kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
+        self._add(position, targets + kept, size, what=(node.stage, kind, "exchanged tensors"))
 
     def _receive(self, position: int, node: Node) -> None:
         crossing = self.graph.crossings[node.edge]
@@ -151,7 +175,7 @@ class Liveness:
         if down:
             for value in crossing.values:
                 kept += self._kept_for(value, through=node)
-        size = self.local.values_bytes(crossing.values if down else crossing.grad_values)
+        size = self.local.outside_values_bytes(crossing.values if down else crossing.grad_values)
         kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
         what = "received activation" if down else "received gradient"
         self._add(position, readers + kept, size, what=(node.stage, kind, what))
@@ -187,17 +211,34 @@ class Liveness:
     def _outliving(self) -> dict[Value, bool]:
         return {}
 
-    def _saved(self, position: int, segment: int, *, what: str) -> None:
-        stage = self.graph.stage_of_segment[segment]
-        description = (stage, MemoryClass.ACTIVATIONS, what)
-        until_inputs = self._gradient_tasks(segment, weights=False)
-        until_weights = self._gradient_tasks(segment, weights=True)
-        self._add(
-            position, until_inputs, self.local.saved_bytes(segment, for_weights=False), what=description
-        )
-        self._add(
-            position, until_weights, self.local.saved_bytes(segment, for_weights=True), what=description
-        )
+    def _saved(self, position: int, segment: int, *, remade: bool) -> None:
+        """Add what a segment keeps inside: what F throws away and R makes again (`remade`), or the rest."""
+        what = "recomputed activations" if remade else "activations"
+        description = (self.graph.stage_of_segment[segment], MemoryClass.ACTIVATIONS, what)
+        for weights in (False, True):
+            size = self.local.remade_bytes(segment, for_weights=weights)
+            if not remade:
+                size = self.local.saved_bytes(segment, for_weights=weights) - size
+            readers = self._gradient_tasks(segment, weights=weights)
+            copies = None if remade else self._copies.get(segment)
+            if copies is None:
+                self._add(position, readers, size, what=description)
+            else:
+                self._add(position, [copies[0]], size, what=description)
+                self._add(copies[1], readers, size, what=(*description[:2], "reloaded activations"))
+
+    @cached_property
+    def _copies(self) -> dict[int, tuple[int, int]]:
+        """By segment whose activations wait on the host: the copies to and from it."""
+        back = {
+            self.nodes[i].region: i for i in range(len(self.nodes)) if self.nodes[i].kind is TaskKind.RELOAD
+        }
+        return {
+            segment: (i, back[node.region])
+            for i, node in enumerate(self.nodes)
+            if node.kind is TaskKind.OFFLOAD
+            for segment in self.local.offloaded(node)
+        }
 
     def _readers(self, value: Value) -> list[int]:
         """Return the tasks that read a boundary tensor which an F of this device made."""
@@ -226,9 +267,16 @@ class Liveness:
         """
         found: list[int] = []
         for consumer, at in self.local.consumers.get(value, ()):
-            if consumer not in self._forward_uid or self._carrier(value, consumer) is not through:
+            if consumer not in self._forward_uid:
                 continue
-            if consumer in self._recomputed and not self._same_island(value[0], consumer):
+            carrier = self._carrier(value, consumer)
+            again = self._gathered_again(value, consumer, carrier)
+            if again is not None:
+                found += [again] if self._carrier_of(carrier, value) is through else []
+                continue
+            if carrier is not through:
+                continue
+            if consumer in self._recomputed and not self._same_unit(value[0], consumer):
                 found += self._recompute_tasks.get(consumer, ())
                 found += self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
             elif consumer not in self._recomputed and self.local.segment(consumer).inputs_saved[at]:
@@ -237,19 +285,44 @@ class Liveness:
 
     def _carrier(self, value: Value, consumer: int) -> Node | None:
         """Return the receive or exchange from which a segment's F takes a boundary tensor, or None."""
-        for edge in self.graph.incoming.get(self._forward_uid[consumer], ()):
-            source = self.graph.node[edge.source]
+        return self._carrier_of(self.graph.node[self._forward_uid[consumer]], value)
+
+    def _carrier_of(self, node: Node | None, value: Value) -> Node | None:
+        """Return the receive or exchange from which a node takes a tensor; None: from its producer."""
+        edges = () if node is None else self.graph.incoming.get(node.uid, ())
+        sources = [self.graph.node[edge.source] for edge in edges]
+        for source in sources:
             if source.is_exchange and value in source.values:
                 return source
-        for edge in self.graph.incoming.get(self._forward_uid[consumer], ()):
-            source = self.graph.node[edge.source]
+        for source in sources:
             if source.kind is TaskKind.RECV_F and value in self.graph.crossings[source.edge].values:
                 return source
         return None
 
-    def _same_island(self, producer: int, consumer: int) -> bool:
-        return bool(
-            set(self._recompute_tasks.get(producer, ())) & set(self._recompute_tasks.get(consumer, ()))
+    def _gathered_again(self, value: Value, consumer: int, carrier: Node | None) -> int | None:
+        """Return the exchange that brings back what a segment took from another one in F and threw away."""
+        if carrier is None or consumer in self._recomputed:
+            return None
+        return self._again.get((carrier.region, value))
+
+    @cached_property
+    def _again(self) -> dict[tuple[tuple[int, int], Value], int]:
+        """(region, boundary tensor) -> the exchange that gathers it once more for BW."""
+        return {
+            (node.region, value): position
+            for position, node in enumerate(self.nodes)
+            if node.is_exchange and node.phase is TaskKind.R
+            for value in node.values
+            if not any(self.graph.node[e.target].kind is TaskKind.R for e in self.graph.outgoing[node.uid])
+        }
+
+    def _same_unit(self, producer: int, consumer: int) -> bool:
+        """Return whether two segments are made again together."""
+        return (
+            producer in self._recomputed
+            and consumer in self._recomputed
+            and self.local.unit_of[producer] == self.local.unit_of[consumer]
+            and self.graph.stage_of_segment[producer] == self.graph.stage_of_segment[consumer]
         )
 
     def _for_weights(self, consumer: int, at: int) -> bool:
@@ -274,13 +347,10 @@ class Liveness:
         incoming = self.graph.incoming.get(node.uid, ())
         return min(self._position[e.source] for e in incoming if e.source in self._position)
 
-    def _before_exchange(self, node: Node, value: Value) -> int:
-        """Return the bytes of a gradient on the consumer's side of an exchange in B."""
-        return self.local.gathered_bytes(value) if node.enters else self.local.value_bytes(value)
-
-    def _after_exchange(self, node: Node, value: Value) -> int:
-        """Return the bytes that an exchange leaves of one boundary tensor."""
-        return exchanged_bytes(self.local, node, value)
+    def _taken(self, node: Node, exchange: Node) -> Iterable[Value]:
+        """Return the boundary tensors whose gradients an exchange takes from a B or BI."""
+        inputs = {value for i in _span(node) for value in self.local.segment(i).inputs}
+        return [value for value in exchange.values if value in inputs]
 
     @cached_property
     def _position(self) -> dict[str, int]:
@@ -312,7 +382,8 @@ class Liveness:
 
     @cached_property
     def _recomputed(self) -> frozenset[int]:
-        return frozenset(self._recompute_tasks)
+        """Segments of which everything is made again."""
+        return frozenset(i for i in self._recompute_tasks if self.local.is_remade(i))
 
     def _made_by(self, node: Node) -> list[Value]:
         return [(i, o) for i in _span(node) for o in range(len(self.local.segment(i).outputs))]
@@ -341,17 +412,13 @@ class Liveness:
 
 def message_bytes(graph: Graph, local: LocalModel, node: Node) -> int:
     """Return the bytes of a transfer or an exchange, as its kind counts them (`simulator.plan.Task`)."""
-    if node.edge != NONE:
-        crossing = graph.crossings[node.edge]
-        down = node.kind in {TaskKind.SEND_F, TaskKind.RECV_F}
-        return local.values_bytes(crossing.values if down else crossing.grad_values)
-    whole = node.kind in {TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER}
-    return sum(local.gathered_bytes(v) if whole else local.value_bytes(v) for v in node.values)
-
-
-def exchanged_bytes(local: LocalModel, node: Node, value: Value) -> int:
-    """Return the bytes of a boundary tensor (or of its gradient) behind an exchange."""
-    return local.gathered_bytes(value) if node.kind is TaskKind.ALL_GATHER else local.value_bytes(value)
+    if node.kind in HOST_COPY_KINDS:
+        return local.offloaded_bytes(node)
+    if node.edge == NONE:
+        return local.exchanged_bytes(node)
+    crossing = graph.crossings[node.edge]
+    down = node.kind in {TaskKind.SEND_F, TaskKind.RECV_F}
+    return local.outside_values_bytes(crossing.values if down else crossing.grad_values)
 
 
 def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Value, ...]:
@@ -364,6 +431,11 @@ def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Valu
         and local.segment(value[0]).outputs[value[1]].requires_grad
     }
     return tuple(found)
+
+
+def _moves(node: Node) -> bool:
+    """Return whether a task hands over a tensor that a forward made."""
+    return node.kind in SEND_KINDS or (node.is_exchange and node.phase is TaskKind.F)
 
 
 def _flag(stated: tuple[bool, ...], at: int) -> bool:

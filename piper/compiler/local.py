@@ -4,22 +4,36 @@
 Inside a region that tensor parallelism cuts, operations, kept activations and values between its segments
 are 1/tp; with sequence parallelism what lies outside of the regions has 1/tp of the tokens, so it is 1/tp
 too. Context parallelism leaves 1/cp of the tokens everywhere. Values that enter a region are whole (their
-all-gather has run), values that leave it are whole partial sums (their reduce-scatter has not).
+all-gather has run), values that leave it are whole partial sums (their reduce-scatter has not). The fullest
+rank of experts takes `imbalance` (at most `capacity`) times the mean rows; the ranks that share an expert
+(etp) take the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
-from cost_models.ops import DTYPE_BYTES, Operation, OpKind, cut
-from piper.graph import CapturedModel, CapturedSegment, ExpertSharding, Graph
+from cost_models.ops import DTYPE_BYTES, Operation, OpKind, cut, resize
+from piper.graph import (
+    CapturedModel,
+    CapturedSegment,
+    ExpertSharding,
+    Graph,
+    Node,
+    Recomputation,
+    Shares,
+    units_of,
+)
 from simulator.plan import NONE, TaskKind, TensorSpec
 
 Value = tuple[int, int]
 """(segment, output)."""
+
+_HEADS = 1
+"""Position of the heads in the shape of attention."""
 
 
 def spec_bytes(spec: TensorSpec) -> int:
@@ -40,31 +54,9 @@ class LocalModel:
     model: CapturedModel
 
     @cached_property
-    def tensor_degree(self) -> tuple[int, ...]:
-        """Return, per segment, over how many ranks its parameters and heads are cut."""
-        degrees = [1] * len(self.model.segments)
-        for sharding in self.graph.tensor_shardings:
-            for segment in sharding.segments:
-                degrees[segment] = self.graph.placed_mesh.size("tp")
-        return tuple(degrees)
-
-    @cached_property
-    def token_degree(self) -> tuple[int, ...]:
-        """Return, per segment, over how many ranks its tokens are cut."""
-        mesh, stage_of = self.graph.placed_mesh, self.graph.stage_of_segment
-        cp = mesh.size("cp") if self.graph.sequence_shardings else 1
-        cut_stages = {
-            stage_of[i] for s in self.graph.tensor_shardings if s.sequence_parallel for i in s.segments
-        }
-        return tuple(
-            cp * (mesh.size("tp") if stage_of[i] in cut_stages and degree == 1 else 1)
-            for i, degree in enumerate(self.tensor_degree)
-        )
-
-    @cached_property
-    def expert_of(self) -> Mapping[int, ExpertSharding]:
-        """Return the expert sharding of each segment that has one."""
-        return {i: sharding for sharding in self.graph.expert_shardings for i in sharding.segments}
+    def shares(self) -> Shares:
+        """Return over how many ranks everything is cut."""
+        return Shares(graph=self.graph)
 
     def segment(self, number: int) -> CapturedSegment:
         """Return a captured segment."""
@@ -72,26 +64,50 @@ class LocalModel:
 
     def value_bytes(self, value: Value) -> int:
         """Return the bytes of a boundary tensor where it is made."""
-        number, output = value
-        spec = self.model.segments[number].outputs[output]
-        size = spec_bytes(spec)
-        if spec.batch_dim is None or len(spec.shape) == 1:
-            return size
-        parts = self.token_degree[number]
-        if self.tensor_degree[number] > 1 and not self._leaves_region(value):
-            parts *= self.tensor_degree[number]
-        if number in self.expert_of:
-            size = round(size * self.expert_of[number].imbalance)
-        return -(-size // parts)
+        number, _ = value
+        if number in self.shares.expert_of:
+            return self._expert_bytes(value, number)
+        if self.shares.tensor_degree[number] > 1:
+            whole = self.gathered_bytes(value)
+            return whole if self._leaves_region(value) else self._cut(value, whole)
+        return self.outside_bytes(value)
+
+    def outside_bytes(self, value: Value) -> int:
+        """Return the bytes of a boundary tensor between regions, and between stages."""
+        return self._divided(value, self.shares.outside_degree[value[0]])
+
+    def outside_values_bytes(self, values: Iterable[Value]) -> int:
+        """Return the bytes of several boundary tensors between stages."""
+        return sum(map(self.outside_bytes, values))
 
     def gathered_bytes(self, value: Value) -> int:
         """Return the bytes of a boundary tensor inside the tensor-parallel region that takes it."""
-        number, output = value
-        cp = self.graph.placed_mesh.size("cp") if self.graph.sequence_shardings else 1
-        return -(-spec_bytes(self.model.segments[number].outputs[output]) // cp)
+        return self._divided(value, self.shares.context_degree[value[0]])
 
-    def _leaves_region(self, value: Value) -> bool:
-        return any(self.tensor_degree[c] == 1 for c, _ in self.consumers.get(value, ()))
+    def values_bytes(self, values: Iterable[Value]) -> int:
+        """Return the bytes of several boundary tensors where they are made."""
+        return sum(map(self.value_bytes, values))
+
+    def exchange_bytes(self, node: Node, value: Value) -> tuple[int, int]:
+        """Return the bytes of a boundary tensor (B: of its gradient) before and behind an exchange."""
+        inside, outside = self._sides(node, value)
+        return (outside, inside) if _inwards(node) else (inside, outside)
+
+    def exchanged_bytes(self, node: Node) -> int:
+        """Return `size_bytes` of an exchange, as its kind counts them (`CollectiveKind`)."""
+        if node.kind is TaskKind.RING_SHIFT:
+            return self._ring_bytes(node)
+        sizes = [self.exchange_bytes(node, value) for value in node.values]
+        if node.kind in {TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER}:
+            return sum(max(size) for size in sizes)
+        if node.kind is TaskKind.ALL_TO_ALL and node.group.startswith("ep"):
+            return sum(self._sent_to_experts(node, value) for value in node.values)
+        return sum(before for before, _ in sizes)
+
+    def ring_buffer_bytes(self, node: Node) -> int:
+        """Return what a ring shift holds: the piece that arrives and the one that leaves."""
+        shifts = self.shares.context_degree[node.region[0]] - 1
+        return min(2, shifts) * self._ring_bytes(node) // shifts
 
     def saved_bytes(self, number: int, *, for_weights: bool) -> int:
         """Return what a segment keeps: until BW (`for_weights`), or only until B or BI."""
@@ -99,12 +115,42 @@ class LocalModel:
         weights = segment.saved_for_weights_bytes
         return self._share(number, weights if for_weights else segment.saved_bytes - weights)
 
+    def remade_bytes(self, number: int, *, for_weights: bool) -> int:
+        """Return what of `saved_bytes` F throws away and R makes again."""
+        if self.is_remade(number):
+            return self.saved_bytes(number, for_weights=for_weights)
+        rule = self._selective.get(number)
+        if rule is None:
+            return 0
+        chosen = [row for row in self.model.segments[number].saved_by_kind if row[0] in rule.kinds]
+        weights = sum(late for _, _, late in chosen)
+        return self._share(number, weights if for_weights else sum(size for _, size, _ in chosen) - weights)
+
+    def offloaded(self, node: Node) -> list[int]:
+        """Return the segments whose activations a copy to or from the host moves."""
+        claimed = {i for f in self.graph.offloadings if f.what == "activations" for i in f.segments}
+        return [i for i in range(node.region[0], node.region[1] + 1) if i in claimed]
+
+    def offloaded_bytes(self, node: Node) -> int:
+        """Return the bytes of a copy of activations."""
+        return sum(
+            self.saved_bytes(i, for_weights=late) - self.remade_bytes(i, for_weights=late)
+            for i in self.offloaded(node)
+            for late in (False, True)
+        )
+
+    def is_remade(self, number: int) -> bool:
+        """Return whether F throws away all inside a segment, and outputs that only its unit reads."""
+        return number in self._remade
+
     def gradients_for_weights_bytes(self, number: int) -> int:
         """Return what BI hands to BW."""
         return self._share(number, self.model.segments[number].gradients_for_weights_bytes)
 
     def workspace_bytes(self, number: int, kind: TaskKind, *, no_grad: bool = False) -> int:
         """Return the transient bytes of one pass of a segment."""
+        if kind is TaskKind.R and not self.is_remade(number):
+            return 0  # what some kinds of operations make again is kept, not transient
         segment = self.model.segments[number]
         cost = {
             TaskKind.F: segment.forward_no_grad if no_grad else segment.forward,
@@ -117,6 +163,8 @@ class LocalModel:
 
     def operations(self, number: int, kind: TaskKind, *, no_grad: bool = False) -> tuple[Operation, ...]:
         """Return the operations of one pass of a segment; equal segments share one tuple."""
+        if kind is TaskKind.R and not self.is_remade(number):
+            return self._selected(number)
         segment = self.model.segments[number]
         found = {
             TaskKind.F: segment.forward_no_grad if no_grad else segment.forward,
@@ -125,37 +173,46 @@ class LocalModel:
             TaskKind.BI: segment.backward_inputs,
             TaskKind.BW: segment.backward_weights,
         }[kind].operations
-        parts = (self.tensor_degree[number], self.token_degree[number], number in self._ring_segments)
-        if parts == (1, 1, False) and number not in self.expert_of:
+        shares = self.shares
+        expert, sequence = shares.expert_of.get(number), shares.sequence_of.get(number)
+        tensor, tokens = shares.tensor_degree[number], shares.token_degree[number]
+        if tensor == tokens == 1 and expert is None:
             return found
-        key = (id(found), *parts, self.expert_of.get(number))
+        key = (id(found), tensor, tokens, expert, sequence)
         if key not in self._cut_operations:
-            self._cut_operations[key] = tuple(self._cut(operation, number) for operation in found)
+            self._cut_operations[key] = tuple(self._local(operation, number) for operation in found)
         return self._cut_operations[key]
 
     def parameter_numel(self, name: str) -> int:
         """Return the elements of a parameter that one rank holds."""
-        numel = self._numel[name]
-        for degree in self._parameter_parts.get(name, ()):
-            numel = -(-numel // degree)
-        return numel
+        return self.shares.local_numel((name,))
+
+    def _selected(self, number: int) -> tuple[Operation, ...]:
+        """Return the operations of the forward that a selective recomputation makes again."""
+        rule = self._selective.get(number)
+        if rule is None:
+            return ()
+        forward = self.operations(number, TaskKind.F)
+        key = (id(forward), rule.kinds)
+        if key not in self._cut_operations:
+            self._cut_operations[key] = tuple(o for o in forward if o.kind.value in rule.kinds)
+        return self._cut_operations[key]
 
     @cached_property
-    def _numel(self) -> Mapping[str, int]:
-        return {p.name: p.numel for p in self.model.parameters}
+    def unit_of(self) -> tuple[int, ...]:
+        """Return the unit of the cut of every segment: what is recomputed together."""
+        return units_of(self.model).of_segment
 
     @cached_property
-    def _parameter_parts(self) -> Mapping[str, tuple[int, ...]]:
-        parts: dict[str, tuple[int, ...]] = {}
-        for number, segment in enumerate(self.model.segments):
-            if number in self.expert_of:
-                sharding = self.expert_of[number]
-                parts |= dict.fromkeys(segment.parameters, (sharding.degree, sharding.tensor_degree))
-            elif self.tensor_degree[number] > 1:
-                layout = dict(segment.tensor_layout)
-                cut_names = [name for name in segment.parameters if layout.get(name, NONE) != NONE]
-                parts |= dict.fromkeys(cut_names, (self.tensor_degree[number],))
-        return parts
+    def _remade(self) -> frozenset[int]:
+        """Segments that an R makes again as a whole."""
+        again = [n for n in self.graph.nodes if n.kind is TaskKind.R and n.recomputed]
+        return frozenset(i for n in again for i in range(n.first_segment, n.last_segment + 1))
+
+    @cached_property
+    def _selective(self) -> Mapping[int, Recomputation]:
+        facts = [fact for fact in self.graph.recomputations if fact.mode == "selective"]
+        return {i: fact for fact in facts for i in fact.segments}
 
     @cached_property
     def consumers(self) -> Mapping[Value, tuple[tuple[int, int], ...]]:
@@ -170,30 +227,108 @@ class LocalModel:
     def _cut_operations(self) -> dict[object, tuple[Operation, ...]]:
         return {}
 
-    @cached_property
-    def _ring_segments(self) -> frozenset[int]:
-        return frozenset(i for s in self.graph.sequence_shardings for i in s.segments)
+    def _spec(self, value: Value) -> TensorSpec:
+        return self.model.segments[value[0]].outputs[value[1]]
+
+    def _divided(self, value: Value, parts: int) -> int:
+        """Return the bytes of a tensor whose tokens are cut; what has no microbatch dimension is whole."""
+        spec = self._spec(value)
+        return spec_bytes(spec) if spec.batch_dim is None else -(-spec_bytes(spec) // parts)
+
+    def _cut(self, value: Value, whole: int) -> int:
+        """Return the bytes of a tensor inside a tensor-parallel region: its own features or heads."""
+        return (
+            whole if self._spec(value).batch_dim is None else -(-whole // self.shares.tensor_degree[value[0]])
+        )
+
+    def _leaves_region(self, value: Value) -> bool:
+        home = self.shares.region("tp", value[0])
+        return any(self.shares.region("tp", c) != home for c, _ in self.consumers.get(value, ()))
+
+    def _sides(self, node: Node, value: Value) -> tuple[int, int]:
+        """Return the bytes of a tensor inside and outside of the region at whose border an exchange is."""
+        if node.group.startswith("ep"):
+            region = self._taker(value, "ep") if node.enters else value[0]
+            return self._expert_bytes(value, region), self.outside_bytes(value)
+        if node.group.startswith("cp"):
+            made = self.value_bytes(value)
+            return made, made
+        return self.gathered_bytes(value), self.outside_bytes(value)
+
+    def _taker(self, value: Value, axis: str) -> int:
+        return next(c for c, _ in self.consumers[value] if self.shares.region(axis, c) is not None)
+
+    def _expert_bytes(self, value: Value, number: int) -> int:
+        """Return the bytes of a tensor of tokens on the fullest rank of the experts of segment `number`."""
+        size = self.outside_bytes(value)
+        if self._spec(value).batch_dim is None:
+            return size
+        fact = self.shares.expert_of[number]
+        return ceil(size * fact.tensor_degree * _fullest(fact))
+
+    def _sent_to_experts(self, node: Node, value: Value) -> int:
+        """Return the send buffer of the fullest rank: each row goes to all ranks that share an expert."""
+        before, behind = self.exchange_bytes(node, value)
+        region = self._taker(value, "ep") if node.enters else value[0]
+        fact = self.shares.expert_of[region]
+        return max(before * fact.tensor_degree, behind) if _inwards(node) else before
+
+    def _ring_bytes(self, node: Node) -> int:
+        """Return what a rank passes on in one pass: cp - 1 times keys and values, in B gradients too."""
+        total = 0
+        for number in range(node.region[0], node.region[1] + 1):
+            cp = self.shares.context_degree[number]
+            for operation in self.operations(number, TaskKind.F):
+                if operation.kind is OpKind.ATTENTION:
+                    batch, _, kv_heads, _, seq_kv, head_dim = operation.shape
+                    piece = 2 * batch * kv_heads * -(-seq_kv // cp) * head_dim * DTYPE_BYTES[operation.dtype]
+                    total += (cp - 1) * piece * operation.count
+        return total * (2 if node.phase is TaskKind.B else 1)
 
     def _share(self, number: int, size: int) -> int:
-        if number in self.expert_of:
-            size = round(size * self.expert_of[number].imbalance)
-        return -(-size // (self.tensor_degree[number] * self.token_degree[number]))
+        shares = self.shares
+        if number in shares.expert_of:
+            fact = shares.expert_of[number]
+            # The ranks that share an expert take the same rows, and each a part of their features.
+            return ceil(size * _fullest(fact) / shares.token_degree[number])
+        return -(-size // (shares.tensor_degree[number] * shares.token_degree[number]))
 
-    def _cut(self, operation: Operation, number: int) -> Operation:
+    def _local(self, operation: Operation, number: int) -> Operation:
         """Return one rank's share of an operation ([Note: local sizes])."""
-        tensor, tokens = self.tensor_degree[number], self.token_degree[number]
-        swapped = number in self._ring_segments and self._method_of(number) == "all_to_all"
-        if swapped and operation.kind is OpKind.ATTENTION:
-            tensor, tokens = tensor * self.graph.placed_mesh.size("cp"), 1
-        if tensor > 1 and operation.tensor_dim != NONE:
+        shares = self.shares
+        tensor, tokens = shares.tensor_degree[number], shares.token_degree[number]
+        if number in shares.expert_of:
+            return _of_experts(operation, shares.expert_of[number], tokens)
+        if tensor > 1:
             operation = cut(operation, operation.tensor_dim, tensor)
-        if tokens > 1 and operation.token_dim != NONE:
-            operation = cut(operation, operation.token_dim, tokens)
-        return operation
+        sequence = shares.sequence_of.get(number)
+        if sequence is None or operation.kind is not OpKind.ATTENTION:
+            return cut(operation, operation.token_dim, tokens)
+        context = shares.context_degree[number]
+        if sequence.method == "all_to_all":
+            return cut(cut(operation, _HEADS, context), operation.token_dim, tokens // context)
+        operation = cut(operation, operation.token_dim, tokens)
+        if sequence.balanced or not operation.causal:
+            return operation
+        # The last of cp pieces sees all keys but half of its own: (cp - 1/2) / (cp / 2) of the mean.
+        return replace(operation, flops=ceil(operation.flops * (2 * context - 1) / context))
 
-    def _method_of(self, number: int) -> str:
-        return next(s.method for s in self.graph.sequence_shardings if number in s.segments)
 
-    def values_bytes(self, values: Iterable[Value]) -> int:
-        """Return the bytes of several boundary tensors where they are made."""
-        return sum(map(self.value_bytes, values))
+def _inwards(node: Node) -> bool:
+    """Return whether an exchange takes tensors (B: gradients) into its region."""
+    return node.enters is (node.phase is not TaskKind.B)
+
+
+def _fullest(fact: ExpertSharding) -> float:
+    """Return tokens on the fullest rank of experts / mean."""
+    return fact.imbalance if fact.capacity is None else min(fact.imbalance, fact.capacity)
+
+
+def _of_experts(operation: Operation, fact: ExpertSharding, tokens: int) -> Operation:
+    """Return the work of the fullest rank: fewer experts, as many rows x imbalance."""
+    if operation.token_dim != NONE:
+        rows = operation.shape[operation.token_dim] * fact.tensor_degree
+        operation = resize(operation, operation.token_dim, ceil(rows * _fullest(fact) / tokens))
+    if operation.kind is OpKind.GROUPED_MATMUL:
+        operation = cut(operation, 0, fact.degree)
+    return cut(operation, operation.tensor_dim, fact.tensor_degree)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from piper.compiler.blocks import COMPUTE, LANES, BlockKey
+from piper.compiler.blocks import BEFORE, COMPUTE, LANES, BlockKey
 from piper.compiler.columns import Numbers
 from piper.compiler.emission import Emission
 from piper.compiler.receives import Transfers
 from piper.compiler.templates import KindTemplate
-from simulator.plan import RECV_KINDS, SEND_KINDS
+from simulator.plan import RECV_KINDS, SEND_KINDS, TaskKind
 
 _TRANSFERS = SEND_KINDS | RECV_KINDS
 
@@ -21,6 +21,22 @@ def add_microbatches(emission: Emission) -> None:
     for (size, keys), microbatches in _kinds(emission).items():
         template = emission.templates.kind(size, keys)
         _add(emission, template, keys, microbatches=np.array(microbatches, dtype=np.int64))
+    for tasks, ahead in emission.ahead:
+        emission.columns.link("waits", tasks, emission.compute_task[ahead - 1])
+
+
+def _ahead(template: KindTemplate, compute: Numbers) -> dict[int, Numbers]:
+    """Return, by row of a copy to the device, the compute numbers before which it is dispatched.
+
+    So many compute tasks ahead of its use as it states, but behind the copy to the host.
+    """
+    row_of = {node.uid: row for row, node in enumerate(template.nodes)}
+    found: dict[int, Numbers] = {}
+    for row, node in enumerate(template.nodes):
+        if node.kind is TaskKind.RELOAD:
+            out = row_of[node.uid.replace(TaskKind.RELOAD.name, TaskKind.OFFLOAD.name)]
+            found[row] = np.maximum(compute[row] - node.prefetch, compute[out] + 1)
+    return found
 
 
 def _kinds(emission: Emission) -> Mapping[tuple[int, tuple[BlockKey, ...]], list[int]]:
@@ -44,9 +60,13 @@ def _add(
     numbered = np.concatenate([p.compute[microbatches] for p in placed], axis=1)
     compute = np.ascontiguousarray(numbered.T[template.anchors])
     dispatch = compute * LANES + template.lanes[:, None]
+    ahead = _ahead(template, compute)
+    for row, numbers in ahead.items():
+        dispatch[row] = numbers * LANES + BEFORE
     tasks = emission.columns.add({**template.columns, "microbatch": microbatches}, dispatch)
     computes = template.lanes == COMPUTE
     emission.compute_task[compute[computes]] = tasks[computes]
+    emission.ahead += [(tasks[row], numbers) for row, numbers in ahead.items()]
     for i, node in enumerate(template.nodes):
         emission.register(node.uid, tasks=tasks[i], compute=compute[i], microbatches=microbatches)
         if node.kind in _TRANSFERS:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.ops import DTYPE_BYTES
-from piper.compiler.blocks import LANES, REDUCE
+from piper.compiler.blocks import BEFORE, LANES, REDUCE
 from piper.compiler.columns import Numbers
 from piper.compiler.emission import Emission
+from piper.compiler.liveness import Buffer
 from piper.compiler.static import bucket_message_bytes
 from piper.graph import EdgeKind, Node
-from simulator.plan import COLLECTIVE_KINDS, NONE, TaskKind
+from simulator.plan import COLLECTIVE_KINDS, NONE, MemoryClass, TaskKind
 
 AT_THE_END = 2**50
 """Dispatch key of the first task behind all microbatches."""
@@ -39,6 +40,8 @@ def add_step_end(emission: Emission, order: Sequence[str]) -> None:
         node = emission.graph.node[uid]
         if node.pipeline_rank == emission.pipeline_rank and not node.per_microbatch:
             last[uid] = _add(emission, node, last, number=number)
+    for uid in [uid for uid in last if emission.graph.node[uid].kind is TaskKind.OFFLOAD]:
+        _add_reloaded(emission, uid, last)
 
 
 def _add(emission: Emission, node: Node, last: Mapping[str, _Last], *, number: int) -> _Last:
@@ -50,11 +53,34 @@ def _add(emission: Emission, node: Node, last: Mapping[str, _Last], *, number: i
     latest_source = max((s.key for s in sources.values()), default=AT_THE_END)
     if node.kind in COLLECTIVE_KINDS and node.group in emission.local_groups and latest_source < AT_THE_END:
         key = latest_source // LANES * LANES + REDUCE
+    ahead = emission.layout.num_compute - node.prefetch
+    if node.kind is TaskKind.RELOAD:
+        key = max(ahead, 0) * LANES + BEFORE
     task = emission.columns.add(_fields(emission, node), np.array([key], dtype=np.int64))
+    if node.kind is TaskKind.RELOAD and ahead > 0:
+        emission.columns.link("waits", task, emission.compute_task[ahead - 1 : ahead])
     nobody = np.array([NONE], dtype=np.int64)
     emission.register(node.uid, tasks=task, compute=nobody, microbatches=nobody)
     _wait(emission, node, task, sources=sources)
     return _Last(key, int(task[0]))
+
+
+def _add_reloaded(emission: Emission, offload: str, last: Mapping[str, _Last]) -> None:
+    """Add the buffer of what comes from the host for the update, and goes back behind it."""
+    graph = emission.graph
+    node, reload = graph.node[offload], offload.replace(TaskKind.OFFLOAD.name, TaskKind.RELOAD.name)
+    params = node.moves == "params"
+    memory_class = MemoryClass.PARAMETERS if params else MemoryClass.OPTIMIZER
+    size = bucket_message_bytes(graph, emission.buckets[emission.bucket_number[node.bucket]], node)
+    label = f"{memory_class.name.lower()} of {node.bucket} from the host"
+    made = Buffer(size_bytes=size, memory_class=memory_class, label=label, touches=())
+    buffer = emission.add_buffers([made], microbatches=np.array([NONE], dtype=np.int64)).ravel()
+    readers = dict.fromkeys(e.target for e in graph.outgoing[reload])
+    readers |= dict.fromkeys(e.source for e in graph.incoming[offload])
+    emission.columns.link("allocates", np.array([last[reload].task]), buffer)
+    for uid in (*readers, offload):
+        emission.columns.link("reads", np.array([last[uid].task]), buffer)
+    emission.columns.link("frees", np.array([last[offload].task]), buffer)
 
 
 def _last_instance(emission: Emission, uid: str) -> _Last | None:
@@ -72,7 +98,9 @@ def _wait(emission: Emission, node: Node, task: Numbers, *, sources: Mapping[str
     latest: dict[str, _Last] = {}
     for uid, source in sources.items():
         stream = emission.graph.node[uid].stream
-        if stream != node.stream and (stream not in latest or latest[stream].key < source.key):
+        known = latest.get(stream)
+        later = known is None or (known.key, known.task) < (source.key, source.task)
+        if stream != node.stream and later:
             latest[stream] = source
     waits = np.array([source.task for source in latest.values()], dtype=np.int64)
     emission.columns.link("waits", np.broadcast_to(task, waits.shape), waits)

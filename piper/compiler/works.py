@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from cost_models.ops import DTYPE_BYTES, Operation, OpKind, merge_equal
-from piper.graph import CapturedModel, CapturedSegment, Graph, Node
+from piper.compiler.local import LocalModel
+from piper.graph import Graph, Node
 from simulator.plan import NONE, Bucket, TaskKind, Work
 
 UPDATE_BYTES = {"adamw": (28, 30), "sgd": (12, 14)}
@@ -15,6 +16,9 @@ UPDATE_BYTES = {"adamw": (28, 30), "sgd": (12, 14)}
 AdamW reads gradient, master and two moments (4 each), writes master and moments (4 each) and the 2-byte
 parameter; SGD reads gradient and master, writes master and parameter.
 """
+
+_FULL_SHARDS = 2
+"""From ZeRO 2 on a rank keeps gradients of its shard only."""
 
 
 @dataclass(slots=True)
@@ -25,18 +29,19 @@ class WorkTable:
     works: list[Work] = field(default_factory=list)
     _index: dict[tuple[Operation, ...], int] = field(default_factory=dict)
     _of_node: dict[tuple[str, int], int] = field(default_factory=dict)
+    _locals: dict[int, LocalModel] = field(default_factory=dict)
 
     def of_compute(self, node: Node, micro_batch: int) -> int:
-        """Return the work of an F, B or R node at one microbatch size."""
+        """Return the work of an F, B, BI, BW or R node at one microbatch size."""
         key = (node.uid, micro_batch)
         if key not in self._of_node:
-            model = next(m for m in self.graph.models if m.micro_batch == micro_batch)
-            self._of_node[key] = self._add(_label(model, node), _operations(model, node))
+            local = self._local(micro_batch)
+            self._of_node[key] = self._add(_label(local, node), _operations(local, node))
         return self._of_node[key]
 
     def of_norm(self, buckets: tuple[Bucket, ...]) -> int:
         """Return the work of the sum of squares over the gradients that one rank holds."""
-        elements = [b.padded_numel // b.shard_count for b in buckets if b.kind == "dense"]
+        elements = [b.padded_numel // b.shard_count for b in buckets if b.kind != "tied"]
         return self._add("NORM", merge_equal(_sum_of_squares(count) for count in elements))
 
     def of_update(self, bucket: Bucket) -> int:
@@ -51,15 +56,22 @@ class WorkTable:
             flops=0,
             bytes=owned * (fp32 if DTYPE_BYTES[self.graph.dtype] == DTYPE_BYTES["fp32"] else mixed),
         )
+        cleared = owned if bucket.zero >= _FULL_SHARDS else bucket.padded_numel
         zero = Operation(
             kind=OpKind.ELEMENTWISE,
             name="zero_gradients",
-            shape=(bucket.padded_numel,),
+            shape=(cleared,),
             dtype="fp32",
             flops=0,
-            bytes=bucket.padded_numel * DTYPE_BYTES["fp32"],
+            bytes=cleared * DTYPE_BYTES["fp32"],
         )
         return self._add(f"UPDATE {bucket.name}", (update, zero))
+
+    def _local(self, micro_batch: int) -> LocalModel:
+        if micro_batch not in self._locals:
+            model = next(m for m in self.graph.models if m.micro_batch == micro_batch)
+            self._locals[micro_batch] = LocalModel(graph=self.graph, model=model)
+        return self._locals[micro_batch]
 
     def _add(self, label: str, operations: tuple[Operation, ...]) -> int:
         if not operations:
@@ -70,26 +82,22 @@ class WorkTable:
         return self._index[operations]
 
 
-def _operations(model: CapturedModel, node: Node) -> tuple[Operation, ...]:
-    segments = model.segments[node.first_segment : node.last_segment + 1]
+def _operations(local: LocalModel, node: Node) -> tuple[Operation, ...]:
+    numbers = range(node.first_segment, node.last_segment + 1)
     found: list[Operation] = []
     # Equal segments share one tuple of operations, so a stage of many layers is joined layer by layer kind.
-    lists = [_of_pass(segment, node) for segment in segments]
+    lists = [
+        local.operations(number, node.kind, no_grad=node.kind is TaskKind.F and local.is_remade(number))
+        for number in numbers
+    ]
     times = Counter(id(operations) for operations in lists)
     for operations in {id(operations): operations for operations in lists}.values():
         found += merge_equal(operations, times=times[id(operations)])
-    if node.kind is TaskKind.B:
-        names = [name for segment in segments for name in segment.parameters]
-        numels = [model.trained_numel[name] for name in names if name in model.trained_numel]
-        found += [_accumulate(numel, model.dtype) for numel in numels]
+    if node.kind in {TaskKind.B, TaskKind.BW}:
+        trained = local.model.trained_numel
+        names = [name for number in numbers for name in local.segment(number).parameters if name in trained]
+        found += [_accumulate(local.parameter_numel(name), local.model.dtype) for name in names]
     return merge_equal(found)
-
-
-def _of_pass(segment: CapturedSegment, node: Node) -> tuple[Operation, ...]:
-    if node.kind is TaskKind.B:
-        return segment.backward.operations
-    thrown_away = node.kind is TaskKind.F and node.recomputed
-    return (segment.forward_no_grad if thrown_away else segment.forward).operations
 
 
 def _accumulate(numel: int, dtype: str) -> Operation:
@@ -116,6 +124,6 @@ def _sum_of_squares(elements: int) -> Operation:
     )
 
 
-def _label(model: CapturedModel, node: Node) -> str:
-    first, last = model.segments[node.first_segment].name, model.segments[node.last_segment].name
+def _label(local: LocalModel, node: Node) -> str:
+    first, last = local.segment(node.first_segment).name, local.segment(node.last_segment).name
     return f"{node.kind.name} {first}" + ("" if first == last else f" .. {last}")

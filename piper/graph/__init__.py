@@ -17,6 +17,7 @@ from piper.graph.facts import (
 )
 from piper.graph.filters import Filter
 from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node, Rewrite, Rows
+from piper.graph.shares import Shares
 from piper.graph.verify import topological_order, verify
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Rewrite",
     "Rows",
     "SequenceSharding",
+    "Shares",
     "StageMesh",
     "StreamRule",
     "TensorSharding",

@@ -64,6 +64,8 @@ class CapturedSegment:
         outputs_saved: the same for each output.
         saved_for_weights_bytes: of `saved_bytes`, what BW reads.
         gradients_for_weights_bytes: what BI makes and BW reads.
+        saved_by_kind: (kind of operation, bytes of `saved_bytes` that such operations made in F, of these
+            what BW reads), by kind.
         inputs_saved_for_weights, outputs_saved_for_weights: as above, but only what BW reads.
         output_gradients_for_weights: for each output, whether BW reads its gradient.
         tensor_layout: for each parameter used inside a TP or EP region, the dimension that is cut (for
@@ -86,6 +88,7 @@ class CapturedSegment:
     backward_weights: PassCost = NOTHING
     saved_for_weights_bytes: int = 0
     gradients_for_weights_bytes: int = 0
+    saved_by_kind: tuple[tuple[str, int, int], ...] = ()
     inputs_saved_for_weights: tuple[bool, ...] = ()
     outputs_saved_for_weights: tuple[bool, ...] = ()
     output_gradients_for_weights: tuple[bool, ...] = ()

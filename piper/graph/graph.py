@@ -27,7 +27,7 @@ from piper.graph.facts import (
     StreamRule,
     TensorSharding,
 )
-from simulator.plan import NONE, Bucket, Edge, Mesh, TaskKind, TaskName
+from simulator.plan import COLLECTIVE_KINDS, NONE, Bucket, Edge, Group, Mesh, TaskKind, TaskName
 
 
 class EdgeKind(StrEnum):
@@ -56,9 +56,12 @@ class Node:
         peer: transfers: pipeline rank at the other end.
         group: collectives: name of the rank group.
         bucket: bucket name.
-        phase: exchanges: the pass that they serve: F, or B (for BI too).
+        phase: exchanges, and collectives of a bucket per microbatch: what they serve: F, R, or B (BI too).
         values: exchanges: the boundary tensors that they turn into others, as (segment, output).
         enters: exchanges: they stand before a region (else behind one).
+        region: exchanges: first and last segment of the region; copies of activations: of what they move.
+        prefetch: copies to the device: how many compute tasks before their use they may start.
+        moves: copies of a bucket: "optimizer" or "params".
     """
 
     uid: str
@@ -78,16 +81,19 @@ class Node:
     phase: TaskKind | None = None
     values: tuple[tuple[int, int], ...] = ()
     enters: bool = True
+    region: tuple[int, int] = (NONE, NONE)
+    prefetch: int = 0
+    moves: str = ""
 
     @property
     def is_exchange(self) -> bool:
         """Return whether it is a collective inside a pass."""
-        return self.phase is not None
+        return self.phase is not None and not self.bucket and self.kind in COLLECTIVE_KINDS
 
     @property
     def pass_kind(self) -> TaskKind:
         """Return the pass of a per-microbatch node: F, B (for BI too) or BW."""
-        return self.phase if self.phase is not None else _PASS_OF[self.kind]
+        return _PASS_OF[self.kind if self.phase is None else self.phase]
 
 
 _PASS_OF = {
@@ -132,6 +138,7 @@ class Graph:
         transfer_stream: name that rules for the streams of transfers use ("": "pp").
         crossings: tensors between stages on different pipeline ranks (after the transfers pass).
         buckets: pipeline rank -> buckets in order (after the reductions pass).
+        groups: the ranks that run collectives together (`piper.graph.rank_groups`), as passes need them.
         rows: order of compute tasks per pipeline rank; until the order is completed, some or all tasks of
             a rank may be missing.
         row_lines: file and line of each row ("": not stated).
@@ -158,6 +165,7 @@ class Graph:
     transfer_stream: str = ""
     crossings: tuple[Edge, ...] = ()
     buckets: tuple[tuple[Bucket, ...], ...] = ()
+    groups: tuple[Group, ...] = ()
     rows: Rows = ()
     row_lines: tuple[str, ...] = ()
     schedule: str = ""

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from piper.graph.graph import Rewrite
 from piper.passes.check_order import CheckOrder
+from piper.passes.insert_exchanges import InsertExchanges
+from piper.passes.insert_offloads import InsertOffloads
 from piper.passes.insert_transfers import InsertTransfers
 from piper.passes.insert_update import InsertUpdate
 from piper.passes.join_segments import JoinSegments
 from piper.passes.reduce_gradients import ReduceGradients
+from piper.passes.split_backward import SplitBackward
 
 PASSES: dict[str, type[Rewrite]] = {
+    "insert_exchanges": InsertExchanges,
     "join_segments": JoinSegments,
+    "split_backward": SplitBackward,
     "insert_transfers": InsertTransfers,
     "reduce_gradients": ReduceGradients,
     "insert_update": InsertUpdate,
+    "insert_offloads": InsertOffloads,
     "check_order": CheckOrder,
 }

@@ -24,12 +24,36 @@ class InsertTransfers:
         """Return the graph with transfers in place of crossing edges."""
         homes = graph.pipeline_rank_of_stage
         crossings = tuple(e for e in _stage_edges(graph) if homes[e.source_stage] != homes[e.target_stage])
-        graph = replace(graph, crossings=crossings)
+        between = _between_stages(graph)
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
+        gone: set[GraphEdge] = set()
         for number, crossing in enumerate(crossings):
-            graph = _cross(graph, number, TaskKind.F)
-            if crossing.grad_values:
-                graph = _cross(graph, number, TaskKind.B)
-        return graph
+            ends = (crossing.source_stage, crossing.target_stage)
+            ways = [(TaskKind.F, *ends), (TaskKind.B, *ends[::-1])]
+            for way in ways if crossing.grad_values else ways[:1]:
+                send, receive = _transfer(graph, number, way)
+                crossed = between.get(way, [])
+                nodes += [send, receive]
+                edges += [GraphEdge(edge.source, send.uid) for edge in crossed]
+                edges += [GraphEdge(receive.uid, edge.target) for edge in crossed]
+                gone.update(crossed)
+        kept = tuple(edge for edge in graph.edges if edge not in gone)
+        return replace(graph, crossings=crossings, edges=kept).rewrite(add=nodes, connect=edges)
+
+
+_Way = tuple[TaskKind, int, int]
+"""Pass (F, B), stage that sends, stage that receives."""
+
+
+def _between_stages(graph: Graph) -> dict[_Way, list[GraphEdge]]:
+    """Return the edges from one stage to another within a pass."""
+    found: dict[_Way, list[GraphEdge]] = {}
+    for edge in graph.edges:
+        source, target = graph.node[edge.source], graph.node[edge.target]
+        if source.stage != target.stage and source.pass_kind is target.pass_kind:
+            found.setdefault((source.pass_kind, source.stage, target.stage), []).append(edge)
+    return found
 
 
 def _stage_edges(graph: Graph) -> list[Edge]:
@@ -50,17 +74,10 @@ def _stage_edges(graph: Graph) -> list[Edge]:
     ]
 
 
-def _cross(graph: Graph, number: int, kind: TaskKind) -> Graph:
-    """Insert one direction of a crossing: activations from source to target stage, gradients back."""
-    ends = (graph.crossings[number].source_stage, graph.crossings[number].target_stage)
-    source_stage, target_stage = ends if kind is TaskKind.F else ends[::-1]
+def _transfer(graph: Graph, number: int, way: _Way) -> tuple[Node, Node]:
+    """Return the send and the receive of one direction of a crossing."""
+    kind, source_stage, target_stage = way
     source, target = (graph.pipeline_rank_of_stage[stage] for stage in (source_stage, target_stage))
-    crossing = [
-        edge
-        for edge in graph.edges
-        if _is(graph.node[edge.source], kind, source_stage)
-        and _is(graph.node[edge.target], kind, target_stage)
-    ]
     letter = kind.name
     send = Node(
         uid=f"SEND_{letter}.e{number}",
@@ -80,11 +97,4 @@ def _cross(graph: Graph, number: int, kind: TaskKind) -> Graph:
         stream=f"recv_{letter.lower()}<{source}",
         peer=source,
     )
-    edges = [GraphEdge(edge.source, send.uid) for edge in crossing]
-    edges += [GraphEdge(receive.uid, edge.target) for edge in crossing]
-    kept = tuple(edge for edge in graph.edges if edge not in set(crossing))
-    return replace(graph, edges=kept).rewrite(add=[send, receive], connect=edges)
-
-
-def _is(node: Node, kind: TaskKind, stage: int) -> bool:
-    return node.kind is kind and node.stage == stage
+    return send, receive

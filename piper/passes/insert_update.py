@@ -4,73 +4,122 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from piper.graph.buckets import CUT_PARAMETERS, rule_of
 from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node
-from piper.passes.reduce_gradients import STREAM, overlaps, tied_uid, users
+from piper.graph.rank_groups import world_group
+from piper.passes.reduce_gradients import BACKWARD_WEIGHTS, STREAM, Users, overlaps, tied_uid
 from simulator.plan import Bucket, TaskKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsertUpdate:
-    """Insert NORM, UPDATE and (ZeRO-1) ALL_GATHER, and let the next step wait for them.
+    """Insert NORM, UPDATE and (ZeRO-1, 2) ALL_GATHER, and let the next step wait for them.
 
     [Note: global-norm clipping]
     Clipping needs the norm over all parameters of the model: a sum of squares on every rank, then an
     all-reduce over the world. It is a barrier between the last reduction and the first update.
 
-    rewrite: reduction            ->  reduction -> NORM -> ALL_REDUCE@norm -> UPDATE => F of the next step
-             reduction (ZeRO-1)   ->  ... -> UPDATE -> ALL_GATHER => F of the next step
+    rewrite: reduction               ->  reduction -> NORM -> ALL_REDUCE@norm -> UPDATE => F of the next step
+             reduction (ZeRO-1, 2)   ->  ... -> UPDATE -> ALL_GATHER => F of the next step
+             reduction (ZeRO-3)      ->  ... -> UPDATE => ALL_GATHER before F of the next step
     """
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with the end of the step."""
+        if graph.clip_grad_norm is not None:
+            graph = replace(graph, groups=(*graph.groups, world_group(graph)))
+        users, reductions = Users(graph=graph), _reductions(graph)
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
         for rank in range(graph.num_pipeline_ranks):
-            graph = _finish_rank(graph, rank)
-        return graph
+            _End(graph=graph, rank=rank, users=users, reductions=reductions).add(nodes, edges)
+        return graph.rewrite(add=nodes, connect=edges)
 
 
-def _finish_rank(graph: Graph, rank: int) -> Graph:
-    buckets = [b for b in graph.buckets[rank] if b.kind == "dense"]
-    nodes: list[Node] = []
-    edges: list[GraphEdge] = []
-    gates = {bucket.name: _last_of(graph, rank, bucket) for bucket in buckets}
-    if graph.clip_grad_norm is not None:
-        norm = Node(uid=f"NORM.r{rank}", kind=TaskKind.NORM, pipeline_rank=rank, per_microbatch=False)
+def _reductions(graph: Graph) -> dict[tuple[int, str], list[str]]:
+    """Return the last reductions of every bucket by pipeline rank."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for node in graph.nodes:
+        if node.bucket and node.kind in {TaskKind.ALL_REDUCE, TaskKind.REDUCE_SCATTER}:
+            found[node.pipeline_rank, node.bucket] = [node.uid]  # a later level replaces an earlier one
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """The end of the step of one pipeline rank.
+
+    Args:
+        graph: with buckets and reductions.
+        rank: the pipeline rank.
+        users: of parameters.
+        reductions: the last ones of every bucket.
+    """
+
+    graph: Graph
+    rank: int
+    users: Users
+    reductions: dict[tuple[int, str], list[str]]
+
+    def add(self, nodes: list[Node], edges: list[GraphEdge]) -> None:
+        """Add nodes and edges to what is inserted."""
+        buckets = [b for b in self.graph.buckets[self.rank] if b.kind != "tied"]
+        gates = {
+            bucket.name: self.reductions.get((self.rank, bucket.name)) or self._unreduced(bucket)
+            for bucket in buckets
+        }
+        if self.graph.clip_grad_norm is not None:
+            gates = self._clipped(gates, nodes, edges)
+        for bucket in buckets:
+            update = Node(
+                uid=f"UPDATE.{bucket.name}", kind=TaskKind.UPDATE, stage=bucket.stage,
+                pipeline_rank=self.rank, per_microbatch=False, bucket=bucket.name,
+            )  # fmt: skip
+            nodes.append(update)
+            edges += [GraphEdge(uid, update.uid) for uid in gates[bucket.name]]
+            last = update
+            if bucket.shard_count > 1 and bucket.zero < CUT_PARAMETERS:
+                last = self._gather(update, bucket)
+                nodes.append(last)
+                edges.append(GraphEdge(update.uid, last.uid))
+            first = self._first_of_step(bucket)
+            edges += [GraphEdge(last.uid, uid, EdgeKind.PREVIOUS_STEP) for uid in first]
+
+    def _clipped(
+        self, gates: dict[str, list[str]], nodes: list[Node], edges: list[GraphEdge]
+    ) -> dict[str, list[str]]:
+        """Add the norm; returns what updates wait for then."""
+        norm = Node(
+            uid=f"NORM.r{self.rank}", kind=TaskKind.NORM, pipeline_rank=self.rank, per_microbatch=False
+        )
         total = Node(
-            uid=f"ALL_REDUCE.norm.r{rank}", kind=TaskKind.ALL_REDUCE, pipeline_rank=rank, stream=STREAM,
-            per_microbatch=False, group="world",
+            uid=f"ALL_REDUCE.norm.r{self.rank}", kind=TaskKind.ALL_REDUCE, pipeline_rank=self.rank,
+            stream=STREAM, per_microbatch=False, group="world",
         )  # fmt: skip
         nodes += [norm, total]
         edges += [GraphEdge(uid, norm.uid) for uid in dict.fromkeys(u for g in gates.values() for u in g)]
         edges.append(GraphEdge(norm.uid, total.uid))
-        gates = {name: [total.uid] for name in gates}
-    for bucket in buckets:
-        update = Node(
-            uid=f"UPDATE.{bucket.name}", kind=TaskKind.UPDATE, stage=bucket.stage, pipeline_rank=rank,
-            per_microbatch=False, bucket=bucket.name,
-        )  # fmt: skip
-        nodes.append(update)
-        edges += [GraphEdge(uid, update.uid) for uid in gates[bucket.name]]
-        last = update
-        if bucket.shard_count > 1:
-            last = replace(
-                update,
-                uid=f"ALL_GATHER.{bucket.name}",
-                kind=TaskKind.ALL_GATHER,
-                stream=STREAM,
-                group=f"dp{rank}",
-            )
-            nodes.append(last)
-            edges.append(GraphEdge(update.uid, last.uid))
-        edges += [
-            GraphEdge(last.uid, n.uid, EdgeKind.PREVIOUS_STEP)
-            for n in users(graph, rank, bucket, kind=TaskKind.F)
-        ]
-    return graph.rewrite(add=nodes, connect=edges)
+        return {name: [total.uid] for name in gates}
 
+    def _unreduced(self, bucket: Bucket) -> list[str]:
+        """Return what the update of a bucket with one replica waits for."""
+        tied = [b for b in self.graph.buckets[self.rank] if b.kind == "tied" and overlaps(b, bucket)]
+        makers = self.users.of(self.rank, bucket, kinds=BACKWARD_WEIGHTS)
+        return makers + [tied_uid(b, self.rank) for b in tied]
 
-def _last_of(graph: Graph, rank: int, bucket: Bucket) -> list[str]:
-    reductions = [n.uid for n in graph.nodes if n.bucket == bucket.name and n.pipeline_rank == rank]
-    if reductions:
-        return reductions
-    tied = [tied_uid(b, rank) for b in graph.buckets[rank] if b.kind == "tied" and overlaps(b, bucket)]
-    return [n.uid for n in users(graph, rank, bucket, kind=TaskKind.B)] + tied
+    def _gather(self, update: Node, bucket: Bucket) -> Node:
+        scatter = self.graph.node[f"{TaskKind.REDUCE_SCATTER.name}.{bucket.name}.r{self.rank}"]
+        return replace(
+            update,
+            uid=f"ALL_GATHER.{bucket.name}",
+            kind=TaskKind.ALL_GATHER,
+            stream=rule_of(self.graph, bucket).gather_stream,
+            group=scatter.group,
+        )
+
+    def _first_of_step(self, bucket: Bucket) -> list[str]:
+        """Return what uses a bucket's parameters first: F, or the gathers of parameters that are cut."""
+        gather = f"ALL_GATHER.{TaskKind.F.name}.{bucket.name}.r{self.rank}"
+        if gather in self.graph.node:
+            return [gather]
+        return self.users.of(self.rank, bucket, kinds=(TaskKind.F,))

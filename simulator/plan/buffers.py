@@ -29,8 +29,9 @@ class Bucket:
     Args:
         name: unique on its device, e.g. "dense0"; part of task codes.
         stage: the stage that holds the parameters.
-        kind: "dense" or "expert"; "tied": the parameters are also in a "dense" bucket of this device,
-            and this entry only names those whose gradients are summed over several stages first.
+        kind: "dense"; "sequence": dense, and every rank of tp has a part of the gradients; "expert"; "tied":
+            the parameters are also in another bucket of this device, and this entry only names those whose
+            gradients are summed over several stages first.
         parameters: fully qualified names, in the order in which they lie in the flat buffer.
         numel: their elements.
         padded_numel: numel padded to a multiple of 8 x shard_count (numel itself when shard_count is 1).

@@ -147,7 +147,7 @@ def _device_faults(plan: Plan, device: DevicePlan, place: str) -> Iterator[Fault
         "first_segment": (NONE, segments),
         "last_segment": (NONE, segments),
         "part": (NONE, max(segments, len(plan.edges))),
-        "phase": (NONE, TaskKind.BW + 1),
+        "phase": (NONE, TaskKind.R + 1),
         "stream": (0, len(device.streams)),
         "work": (NONE, len(plan.works)),
         "peer": (NONE, plan.num_pipeline_ranks),

@@ -53,7 +53,7 @@ NONE = -1
 """The value of an integer field that does not apply to a task."""
 
 _CODE = re.compile(
-    r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?::(?P<phase>F|B|BI|BW))?(?P<microbatch>\d*)"
+    r"(?P<stage>\d*)(?P<kind>[A-Z]+(?:_[A-Z]+)*)(?::(?P<phase>F|BI|BW|B|R))?(?P<microbatch>\d*)"
     r"(?:/(?P<part>\d+))?(?:@(?P<bucket>[a-z0-9]+))?"
 )
 
@@ -70,7 +70,7 @@ class Task:
         part: compute: the first segment when the task covers only a part of its stage, else NONE.
             Transfers: the index of the edge in `Plan.edges` where the stage has several, else NONE.
             Collectives and copies of a microbatch: the first segment of the task that they serve.
-        phase: collectives and copies of a microbatch: the pass (F, B, BI or BW) that they serve, else NONE.
+        phase: collectives and copies of a microbatch: what they serve (F, B, BI, BW or R), else NONE.
         stream: index in `DevicePlan.streams`.
         work: index in `Plan.works` of what is computed, or NONE.
         peer: transfers: the pipeline rank at the other end.

@@ -15,7 +15,8 @@ every trained parameter of s, on the pipeline rank where it runs. Reductions mov
 * Over the ranks of its group a reduction joins the sets of all members, which must have nothing in common.
 
 At the update of a dense bucket the set must be {all users} x {all microbatches} x {all ranks that differ
-in the axes dp and cp only}; experts are complete when every rank takes part in the bucket's group.
+in the axes dp and cp only}, of a "sequence" bucket those of tp too; experts are complete when every rank
+takes part in the bucket's group.
 
 So a plan must say: `bucket`, `group` and (per microbatch) `microbatch` of every reduction, the buckets'
 parameters, and the members of groups.
@@ -269,7 +270,8 @@ class _Flow:
         where = f"bucket {bucket.name} of rank {self.device.rank}"
         sizes = self._set_sizes(groups)
         replicas = mesh.size("dp") * mesh.size("cp")
-        complete = {replicas} if bucket.kind == "dense" else {max(sizes, default=0)}
+        wanted = {"dense": replicas, "sequence": replicas * mesh.size("tp")}
+        complete = {wanted.get(bucket.kind, max(sizes, default=0))}
         if not sizes:
             rule, what = "reduced-twice", "sums the gradients of some replica more than once"
         elif sizes == complete:

@@ -17,6 +17,9 @@ from simulator.plan.checks.violation import Violation
 from simulator.plan.task import COLLECTIVE_KINDS, NONE, TaskKind
 
 _KINDS = np.array(sorted(COLLECTIVE_KINDS), dtype=np.int64)
+_BACKWARD = (TaskKind.B, TaskKind.BI)
+_RUNS: dict[int, tuple[TaskKind, ...]] = {TaskKind.B: _BACKWARD, TaskKind.R: _BACKWARD}
+"""Tasks that run a pass: B serves BI too, and what is made again serves both."""
 _COLUMNS = ("kind", "stage", "group", "phase", "part")
 
 
@@ -54,5 +57,5 @@ def _device(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
 def _microbatches(device: DeviceFacts, stage: int, phase: int) -> Indices:
     """Return the microbatches of a stage that run a pass on a device; of any pass where none is named."""
     table = device.plan.tasks
-    kinds = [phase] if phase != NONE else [TaskKind.F]
+    kinds = _RUNS.get(phase, (TaskKind(phase),) if phase != NONE else (TaskKind.F,))
     return np.unique(table.microbatch[(table.stage == stage) & np.isin(table.kind, kinds)])

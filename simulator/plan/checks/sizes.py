@@ -2,7 +2,8 @@
 
 [Note: stated sizes]
 * A receive, and what it allocates and reads; a send, a copy to or from the host and a collective, and what
-  they allocate and read: the message must fit in there together.
+  they allocate and read: the message must fit in there together. (A ring shift passes many pieces through
+  its buffers, so that it is not asked.)
 * All persistent parameters of a device hold its buckets and its frozen parameters.
 * All persistent gradients hold the input of the reductions that read no buffer of their own.
 * Everything else has a size that only capture knows, but it is the same for equal tasks of microbatches of
@@ -26,7 +27,10 @@ from simulator.plan.task import COLLECTIVE_KINDS, HOST_COPY_KINDS, NONE, RECV_KI
 
 Mixed = npt.NDArray[np.uint64]
 
-_MOVING = np.array(sorted(SEND_KINDS | RECV_KINDS | HOST_COPY_KINDS | COLLECTIVE_KINDS), dtype=np.int64)
+_MOVING = np.array(
+    sorted((SEND_KINDS | RECV_KINDS | HOST_COPY_KINDS | COLLECTIVE_KINDS) - {TaskKind.RING_SHIFT}),
+    dtype=np.int64,
+)
 _EQUAL_COLUMNS = ("kind", "stage", "first_segment", "last_segment", "part", "phase", "edge", "bucket")
 _CUT_ZERO = 3
 """From ZeRO 3 on parameters are cut over ranks between their uses."""

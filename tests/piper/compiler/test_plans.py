@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piper.passes.reduce_gradients import padded
+from piper.graph.buckets import padded
 from simulator.plan import COMPUTE_KINDS, MemoryClass, Plan, TaskKind
 from simulator.plan.check import check_plan
 from tests.jobs import compiled

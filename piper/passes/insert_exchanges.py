@@ -1,0 +1,316 @@
+"""Exchange tensors where they enter and leave regions that are cut (tensor, expert, context parallelism)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from cost_models.ops import OpKind
+from piper.errors import StrategyError
+from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
+from piper.graph.graph import Graph, GraphEdge, Node
+from piper.graph.rank_groups import context_group, expert_group, tensor_group
+from piper.graph.shares import Shares
+from simulator.plan import Group, TaskKind
+
+Value = tuple[int, int]
+"""(segment, output)."""
+
+F, B = TaskKind.F, TaskKind.B
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsertExchanges:
+    """Put a collective on every edge over the border of a region; one per border and pass.
+
+    [Note: exchanges]
+    What crosses a border, and what turns it (F on entering, F on leaving | B on entering, B on leaving):
+      tp, sequence_parallel   all-gather, reduce-scatter | reduce-scatter, all-gather
+      tp                      nothing, all-reduce        | all-reduce, nothing
+      ep; cp all_to_all       all-to-all                 | all-to-all
+    All tensors that cross a border in one direction travel together; those that pass the region by
+    (residuals) do not wait for them. Only tensors with a microbatch dimension are exchanged, in B only
+    gradients. cp ring: keys and values go round while attention computes, so the ring shift stands beside it.
+
+    With sequence_parallel a region's gathered inputs are not kept for the backward: they are gathered again,
+    while B (or BI) computes, for the gradients of parameters (Korthikanti et al. 2022, section 4.2.2).
+    An `asynchronous` region computes piece by piece while its pieces travel, so all its collectives stand
+    beside it (Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition").
+
+    rewrite: F{before} -> F{region} -> F{after}
+          -> F{before} -> all-gather -> F{region} -> reduce-scatter -> F{after}   (tp, sequence_parallel)
+             F{before} -> F{attention} -> F{after}
+          -> F{before} -> {F{attention}, ring shift} -> F{after}                  (cp ring)
+    """
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph with exchanges; raises StrategyError where a region cannot be cut as stated."""
+        if not (graph.tensor_shardings or graph.expert_shardings or graph.sequence_shardings):
+            return graph
+        shares = Shares(graph=graph)
+        _check(graph, shares)
+        return _Rewiring(graph=graph, shares=shares).rewired()
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """One side of a region: `axis` "tp", "ep" or "cp", its first and last segment."""
+
+    axis: str
+    region: tuple[int, int]
+    enters: bool
+
+
+@dataclass(kw_only=True)
+class _Rewiring:
+    graph: Graph
+    shares: Shares
+    exchanges: dict[tuple[_Border, TaskKind], Node] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    _known: dict[object, Group] = field(default_factory=dict)
+
+    def rewired(self) -> Graph:
+        """Return the graph with edges through exchanges and beside ring shifts."""
+        edges: dict[GraphEdge, None] = {}
+        for value, consumer in self._flows:
+            through = self._borders(value[0], consumer)
+            edges |= dict.fromkeys(self._path(value, consumer, through, phase=F))
+            if self._has_gradient(value) and f"B.{consumer}" in self.graph.node:
+                edges |= dict.fromkeys(self._path(value, consumer, through[::-1], phase=B))
+        kept = [edge for edge in self.graph.edges if self._turns_round(edge)]
+        graph = replace(self.graph, edges=(*kept, *self._in_pieces(edges)))
+        graph = graph.rewrite(add=self.exchanges.values())
+        for region in self._rings:
+            graph = self._beside(graph, region)
+        graph = self._gathered_again(graph)
+        return replace(graph, groups=(*graph.groups, *self.groups.values()))
+
+    @cached_property
+    def _flows(self) -> list[tuple[Value, int]]:
+        """Every boundary tensor with a segment that takes it."""
+        segments = self.graph.model.segments
+        return [(v, i) for i, segment in enumerate(segments) for v in segment.inputs if v[0] >= 0]
+
+    def _turns_round(self, edge: GraphEdge) -> bool:
+        """Return whether an edge leads from a forward to a backward."""
+        return self.graph.node[edge.source].pass_kind is not self.graph.node[edge.target].pass_kind
+
+    def _has_gradient(self, value: Value) -> bool:
+        return self.graph.model.segments[value[0]].outputs[value[1]].requires_grad
+
+    def _borders(self, producer: int, consumer: int) -> list[_Border]:
+        """Return the borders that lie between two segments, in the order in which data crosses them."""
+        out = [_Border(axis, region, False) for axis, region in self._around(producer)]
+        into = [_Border(axis, region, True) for axis, region in self._around(consumer)]
+        shared = {(border.axis, border.region) for border in out}
+        shared &= {(border.axis, border.region) for border in into}
+        return [b for b in (*out[::-1], *into) if (b.axis, b.region) not in shared]
+
+    def _around(self, segment: int) -> list[tuple[str, tuple[int, int]]]:
+        """Return the regions with exchanges at their borders around a segment, outermost first."""
+        found = [(axis, self.shares.region(axis, segment)) for axis in ("tp", "ep")]
+        sequence = self.shares.sequence_of.get(segment)
+        if sequence is not None and sequence.method == "all_to_all":
+            found.append(("cp", self.shares.region("cp", segment)))
+        return [(axis, region) for axis, region in found if region is not None]
+
+    def _path(
+        self, value: Value, consumer: int, through: Iterable[_Border], *, phase: TaskKind
+    ) -> Iterator[GraphEdge]:
+        """Yield the edges of one boundary tensor in one pass, through the exchanges that turn it."""
+        source, target = f"{phase.name}.{value[0]}", f"{phase.name}.{consumer}"
+        if phase is B:
+            source, target = target, source
+        turned = self.graph.model.segments[value[0]].outputs[value[1]].batch_dim is not None
+        sources = [source]
+        for border in through if turned else ():
+            kind = self._kind(border, phase)
+            if kind is None:
+                continue
+            node = self._exchange(border, value, phase=phase, kind=kind)
+            beside, inwards = self._is_beside(border), _inwards(border, phase)
+            yield from (GraphEdge(uid, node.uid) for uid in sources)
+            if not beside:
+                sources = [node.uid]
+            elif not inwards:
+                sources.append(node.uid)
+        yield from (GraphEdge(uid, target) for uid in sources)
+
+    def _is_beside(self, border: _Border) -> bool:
+        """Return whether the exchanges of a region run while it computes."""
+        return border.axis == "tp" and self.shares.tensor_of[border.region[0]].asynchronous
+
+    def _in_pieces(self, edges: Iterable[GraphEdge]) -> list[GraphEdge]:
+        """Return edges in which the last exchange of an asynchronous region does not wait for its compute."""
+        first_of = {
+            node.uid: first.uid
+            for (border, phase), node in self.exchanges.items()
+            if self._is_beside(border) and not _inwards(border, phase)
+            for first in [self.exchanges.get((replace(border, enters=not border.enters), phase))]
+            if first is not None
+        }
+        kept = [edge for edge in edges if edge.target not in first_of]
+        return [*kept, *(GraphEdge(first, last) for last, first in first_of.items())]
+
+    def _kind(self, border: _Border, phase: TaskKind) -> TaskKind | None:
+        """Return what turns a tensor at a border ([Note: exchanges])."""
+        if border.axis != "tp":
+            return TaskKind.ALL_TO_ALL
+        towards = _inwards(border, phase)
+        if self.shares.sequence_parallel:
+            return TaskKind.ALL_GATHER if towards else TaskKind.REDUCE_SCATTER
+        return None if towards else TaskKind.ALL_REDUCE
+
+    def _exchange(self, border: _Border, value: Value, *, phase: TaskKind, kind: TaskKind) -> Node:
+        key = (border, phase)
+        node = self.exchanges.get(key)
+        if node is None:
+            node = self._node(border, "in" if border.enters else "out", phase=phase, kind=kind)
+        if value not in node.values:
+            node = replace(node, values=(*node.values, value))
+        self.exchanges[key] = node
+        return node
+
+    def _node(self, border: _Border, side: str, *, phase: TaskKind, kind: TaskKind) -> Node:
+        axis, region = border.axis, border.region
+        home = self.graph.node[f"F.{region[0]}"]
+        stream, group = self._place(axis, region[0], home.pipeline_rank)
+        self.groups[group.name] = group
+        span = f"{axis}{region[0]}-{region[1]}"
+        return replace(
+            home,
+            uid=f"{kind.name}.{phase.name}.{side}.{span}",
+            kind=kind,
+            stream=stream,
+            first_segment=-1,
+            last_segment=-1,
+            recomputed=False,
+            group=group.name,
+            phase=phase,
+            enters=border.enters,
+            region=region,
+        )
+
+    def _place(self, axis: str, segment: int, pipeline_rank: int) -> tuple[str, Group]:
+        """Return stream and group of the exchanges of a region."""
+        expert = self.shares.expert_of.get(segment) if axis == "ep" else None
+        key = (axis, pipeline_rank, None if expert is None else replace(expert, segments=()))
+        if key not in self._known:
+            self._known[key] = (
+                tensor_group(self.graph, pipeline_rank)
+                if axis == "tp"
+                else context_group(self.graph, pipeline_rank)
+                if expert is None
+                else expert_group(self.graph, pipeline_rank, expert)
+            )
+        shares = self.shares
+        facts: dict[str, Mapping[int, TensorSharding | SequenceSharding | ExpertSharding]] = {
+            "tp": shares.tensor_of,
+            "cp": shares.sequence_of,
+            "ep": shares.expert_of,
+        }
+        return facts[axis][segment].stream, self._known[key]
+
+    @cached_property
+    def _rings(self) -> list[tuple[int, int]]:
+        """Segments with attention whose keys and values go round, each a region of its own."""
+        segments = self.graph.model.segments
+        return [
+            (i, i)
+            for i, fact in sorted(self.shares.sequence_of.items())
+            if fact.method == "ring"
+            and any(o.kind is OpKind.ATTENTION for o in segments[i].forward.operations)
+        ]
+
+    def _gathered_again(self, graph: Graph) -> Graph:
+        """Return the graph with gathers, beside B, of what regions took in F and their BW reads."""
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
+        for (border, phase), node in self.exchanges.items():
+            back = self.exchanges.get((border, B))
+            if phase is not F or node.kind is not TaskKind.ALL_GATHER or back is None:
+                continue
+            saved = tuple(value for value in node.values if self._is_saved(value, border.region))
+            if not saved:
+                continue
+            again = replace(node, uid=f"{node.uid}.again", phase=TaskKind.R, values=saved)
+            out = self.exchanges.get((replace(border, enters=False), B))
+            nodes.append(again)
+            edges.append(GraphEdge(again.uid, back.uid))
+            edges.append(GraphEdge(f"F.{border.region[1]}" if out is None else out.uid, again.uid))
+        return graph.rewrite(add=nodes, connect=edges)
+
+    def _is_saved(self, value: Value, region: tuple[int, int]) -> bool:
+        """Return whether a segment of a region that is not recomputed saves a boundary tensor."""
+        segments = self.graph.model.segments
+        return any(
+            saved
+            for i in range(region[0], region[1] + 1)
+            if not self.graph.node[f"F.{i}"].recomputed
+            for taken, saved in zip(segments[i].inputs, segments[i].inputs_saved, strict=True)
+            if taken == value
+        )
+
+    def _beside(self, graph: Graph, region: tuple[int, int]) -> Graph:
+        """Return the graph with ring shifts that run while a segment computes."""
+        for phase in (F, B):
+            uid = f"{phase.name}.{region[0]}"
+            if uid not in graph.node:
+                continue
+            border = _Border("cp", region, True)
+            shift = self._node(border, "ring", phase=phase, kind=TaskKind.RING_SHIFT)
+            same = [
+                e
+                for e in (*graph.incoming.get(uid, ()), *graph.outgoing.get(uid, ()))
+                if graph.node[e.source].pass_kind is graph.node[e.target].pass_kind
+            ]
+            into = [GraphEdge(e.source, shift.uid) for e in same if e.target == uid]
+            out = [GraphEdge(shift.uid, e.target) for e in same if e.source == uid]
+            graph = graph.rewrite(add=[shift], connect=[*into, *out])
+        return graph
+
+
+def _inwards(border: _Border, phase: TaskKind) -> bool:
+    """Return whether a pass crosses a border into the region."""
+    return border.enters is (phase is F)
+
+
+def _check(graph: Graph, shares: Shares) -> None:
+    """Raise StrategyError where facts and model do not go together."""
+    modes = {fact.sequence_parallel: fact for fact in graph.tensor_shardings}
+    if len(modes) > 1:
+        raise StrategyError(
+            where=modes[False].where, field="shard_tensor.sequence_parallel", value=False,
+            rule=f"differs from the shard_tensor at {modes[True].where}: tensors between regions are either "
+            "cut over the tokens or not",
+            fix="state the same for all regions",
+        )  # fmt: skip
+    for number, fact in shares.tensor_of.items():
+        refused = graph.model.segments[number].tensor_refused
+        if refused:
+            raise StrategyError(
+                where=fact.where, field="shard_tensor.filter", value=refused[0],
+                rule="is multiplied with partial sums: after one column-parallel and one row-parallel matmul "
+                "a region must end",
+                fix="let an annotated TP region hold at most two matmuls in a row",
+            )  # fmt: skip
+    _check_experts(graph, shares)
+    for number, sequence in shares.sequence_of.items():
+        names = graph.model.segments[number].parameters
+        if sequence.method == "all_to_all" and names:
+            raise StrategyError(
+                where=sequence.where, field="shard_sequence.method", value="all_to_all",
+                rule=f"exchanges tokens for heads around attention, but the region has {names[0]}",
+                fix='annotate attention alone, or use "method": "ring"',
+            )  # fmt: skip
+
+
+def _check_experts(graph: Graph, shares: Shares) -> None:
+    for number, fact in shares.expert_of.items():
+        if shares.degree("tp", number) > 1 and not shares.sequence_parallel:
+            raise StrategyError(
+                where=fact.where, field="shard.filter", value=f"segment {number}",
+                rule="takes tokens from ranks of tp that all hold the same ones",
+                fix="cut them: add shard_tensor with sequence_parallel for the dense regions",
+            )  # fmt: skip

@@ -1,0 +1,137 @@
+"""Combinations of facts over the transformer of `tests.graphs`, one layer on one or two pipeline ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from piper.graph import (
+    ExpertSharding,
+    Graph,
+    Offloading,
+    Recomputation,
+    Replication,
+    SequenceSharding,
+    TensorSharding,
+)
+from piper.graph.graph import Rows
+from simulator.plan import TaskName
+from tests.graphs import fused, placed, transformer
+
+ALL = tuple(range(9))
+ONE, TWO = [0] * 9, [0] * 4 + [1] * 5
+TP = TensorSharding(segments=(2, 3, 4, 6))
+PLAIN_TP = replace(TP, sequence_parallel=False)
+DENSE_TP = TensorSharding(segments=(2, 3, 4))
+RING = SequenceSharding(segments=(3,))
+ULYSSES = SequenceSharding(segments=(3,), method="all_to_all")
+EP = ExpertSharding(segments=(6,), degree=2, imbalance=1.25)
+FULL, HALF = Recomputation(segments=(4, 5, 6, 7)), Recomputation(segments=(1, 2, 3))
+
+
+def rows(*texts: str) -> Rows:
+    """Return rows from task codes: rows("0F0 0BI0 0BW0", ...)."""
+    return tuple(tuple((TaskName.parse(code),) for code in text.split()) for text in texts)
+
+
+SPLIT = rows("0F0 0F1 0BI0 0BI1 0BW1 0BW0", "1F0 1BI0 1F1 1BW0 1BI1 1BW1")
+MIXED = rows("0F0 0F1 0B0 0BI1 0BW1", "1F0 1BI0 1F1 1BW0 1B1")
+
+
+def every(**fields: Any) -> tuple[Replication, ...]:
+    """Return one replication of all segments."""
+    return (Replication(segments=ALL, **fields),)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one_replica": {"stages": TWO, "axes": {}},
+    "zero0": {"stages": TWO, "axes": {"dp": 2}, "replications": every()},
+    "zero1": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1)},
+    "zero2": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=2)},
+    "zero3": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=3)},
+    "zero3_one_stage": {"stages": ONE, "axes": {"dp": 4}, "replications": every(zero=3, prefetch=2)},
+    "zero3_kept": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=3, reshard=False)},
+    "hsdp1": {"stages": TWO, "axes": {"dp": 4}, "replications": every(zero=1, shard_ranks=2)},
+    "hsdp2": {"stages": TWO, "axes": {"dp": 4}, "replications": every(zero=2, shard_ranks=2)},
+    "hsdp3": {"stages": TWO, "axes": {"dp": 4}, "replications": every(zero=3, shard_ranks=2)},
+    "per_microbatch": {"stages": TWO, "axes": {"dp": 2}, "replications": every(reduce_every="microbatch")},
+    "per_microbatch_hsdp": {
+        "stages": TWO, "axes": {"dp": 4},
+        "replications": every(reduce_every="microbatch", zero=1, shard_ranks=2),
+    },
+    "small_buckets": {"stages": TWO, "axes": {"dp": 2}, "replications": every(bucket_bytes=1200)},
+    "split": {"stages": TWO, "axes": {"dp": 2}, "replications": every(), "rows": SPLIT},
+    "mixed_zero2": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=2), "rows": MIXED},
+    "recompute_zero3": {
+        "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=3), "recomputations": (HALF, FULL),
+        "rows": MIXED,
+    },
+    "tp": {"stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (TP,)},
+    "tp_plain": {"stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (PLAIN_TP,)},
+    "tp_split": {
+        "stages": TWO, "axes": {"tp": 2, "dp": 2}, "tensor_shardings": (TP,), "replications": every(zero=1),
+        "rows": SPLIT,
+    },
+    "tp_asynchronous": {
+        "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (replace(TP, asynchronous=True),),
+        "rows": MIXED,
+    },
+    "tp_plain_asynchronous": {
+        "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (replace(PLAIN_TP, asynchronous=True),),
+    },
+    "tp_recompute": {
+        "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (TP,), "recomputations": (FULL,), "rows": MIXED,
+    },
+    "cp_ring": {"stages": TWO, "axes": {"cp": 2}, "sequence_shardings": (RING,), "replications": every()},
+    "cp_all_to_all": {
+        "stages": TWO, "axes": {"cp": 2}, "sequence_shardings": (ULYSSES,), "replications": every(),
+        "recomputations": (HALF,),
+    },
+    "tp_cp_zero3": {
+        "stages": TWO, "axes": {"tp": 2, "cp": 2, "dp": 2}, "tensor_shardings": (TP,),
+        "sequence_shardings": (RING,), "replications": every(zero=3, shard_ranks=2), "rows": MIXED,
+    },
+    "ep": {
+        "experts": True, "stages": TWO, "axes": {"dp": 4}, "expert_shardings": (EP,),
+        "replications": every(zero=1),
+    },
+    "ep_zero3": {
+        "experts": True, "stages": TWO, "axes": {"dp": 4}, "expert_shardings": (EP,),
+        "replications": every(zero=3), "rows": MIXED,
+    },
+    "ep_etp_tp": {
+        "experts": True, "stages": TWO, "axes": {"tp": 2, "dp": 2}, "tensor_shardings": (DENSE_TP,),
+        "expert_shardings": (replace(EP, tensor_degree=2),), "replications": every(zero=1),
+    },
+    "selective": {
+        "stages": TWO, "axes": {}, "recomputations": (replace(HALF, mode="selective", kinds=("attention",)),),
+        "rows": MIXED,
+    },
+    "offload_activations": {
+        "stages": TWO, "axes": {"dp": 2}, "replications": every(),
+        "offloadings": (Offloading(segments=(2, 3, 6), what="activations"),), "rows": MIXED,
+    },
+    "offload_state": {
+        "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1),
+        "offloadings": (
+            Offloading(segments=ALL, what="optimizer"), Offloading(segments=(1, 2), what="params"),
+        ),
+    },
+    "offload_all": {
+        "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=2), "recomputations": (FULL,),
+        "offloadings": tuple(Offloading(segments=ALL, what=what, prefetch=2)
+                             for what in ("activations", "optimizer", "params")),
+        "rows": MIXED,
+    },
+}  # fmt: skip
+"""Fields of the graph by name of a combination."""
+
+
+def graph_of(name: str, **changes: Any) -> Graph:
+    """Return the graph of a combination, with some fields changed, before the passes."""
+    case = CASES[name] | changes
+    model = transformer(layers=1, experts=case.pop("experts", False))
+    stages = max(case["stages"]) + 1
+    case["axes"] = {"pp": stages, **case["axes"]}
+    case.setdefault("rows", fused(stages, 2))
+    return placed(model, **case)
