@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from cost_models.ops import Operation, OpKind
 from piper.graph import (
+    CapturedModel,
     ExpertSharding,
     Graph,
     Offloading,
+    PassCost,
     Recomputation,
     Replication,
     SequenceSharding,
@@ -16,7 +19,7 @@ from piper.graph import (
 )
 from piper.graph.graph import Rows
 from simulator.plan import TaskName
-from tests.graphs import fused, placed, transformer
+from tests.graphs import SEQ, VOCABULARY, fused, placed, transformer
 
 ALL = tuple(range(9))
 ONE, TWO = [0] * 9, [0] * 4 + [1] * 5
@@ -67,6 +70,10 @@ CASES: dict[str, dict[str, Any]] = {
         "rows": MIXED,
     },
     "tp": {"stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (TP,)},
+    "tp_loss": {
+        "cut_loss": True, "stages": TWO, "axes": {"tp": 2},
+        "tensor_shardings": (replace(TP, segments=(2, 3, 4, 6, 8)),), "rows": SPLIT,
+    },
     "tp_plain": {"stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (PLAIN_TP,)},
     "tp_split": {
         "stages": TWO, "axes": {"tp": 2, "dp": 2}, "tensor_shardings": (TP,), "replications": every(zero=1),
@@ -76,6 +83,10 @@ CASES: dict[str, dict[str, Any]] = {
         "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (replace(TP, asynchronous=True),),
         "rows": MIXED,
     },
+    "tp_loss_asynchronous": {
+        "cut_loss": True, "stages": TWO, "axes": {"tp": 2}, "rows": MIXED,
+        "tensor_shardings": (replace(TP, segments=(2, 3, 4, 6, 8), asynchronous=True),),
+    },
     "tp_plain_asynchronous": {
         "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (replace(PLAIN_TP, asynchronous=True),),
     },
@@ -83,6 +94,10 @@ CASES: dict[str, dict[str, Any]] = {
         "stages": TWO, "axes": {"tp": 2}, "tensor_shardings": (TP,), "recomputations": (FULL,), "rows": MIXED,
     },
     "cp_ring": {"stages": TWO, "axes": {"cp": 2}, "sequence_shardings": (RING,), "replications": every()},
+    "cp_selective": {
+        "stages": TWO, "axes": {"cp": 2}, "sequence_shardings": (RING,), "replications": every(),
+        "recomputations": (replace(HALF, mode="selective", kinds=("attention",)),),
+    },
     "cp_all_to_all": {
         "stages": TWO, "axes": {"cp": 2}, "sequence_shardings": (ULYSSES,), "replications": every(),
         "recomputations": (HALF,),
@@ -127,10 +142,28 @@ CASES: dict[str, dict[str, Any]] = {
 """Fields of the graph by name of a combination."""
 
 
+def with_cut_loss(model: CapturedModel) -> CapturedModel:
+    """Return the model with its loss inside a TP region that cuts the vocabulary."""
+    *others, head = model.segments
+    rows = model.micro_batch * SEQ
+    softmax = Operation(
+        kind=OpKind.SOFTMAX, name="softmax", shape=(rows, VOCABULARY), dtype="fp32",
+        flops=5 * rows * VOCABULARY, bytes=8 * rows * VOCABULARY, tensor_dim=1, token_dim=0,
+    )  # fmt: skip
+    cost = PassCost(operations=(*head.forward.operations, softmax), workspace_bytes=96)
+    head = replace(
+        head, tags=(*head.tags, ("TP", 99)), forward=cost, forward_no_grad=cost,
+        tensor_layout=(("head.weight", 0),),
+    )  # fmt: skip
+    return replace(model, segments=(*others, head))
+
+
 def graph_of(name: str, **changes: Any) -> Graph:
     """Return the graph of a combination, with some fields changed, before the passes."""
     case = CASES[name] | changes
     model = transformer(layers=1, experts=case.pop("experts", False))
+    if case.pop("cut_loss", False):
+        model = with_cut_loss(model)
     stages = max(case["stages"]) + 1
     case["axes"] = {"pp": stages, **case["axes"]}
     case.setdefault("rows", fused(stages, 2))

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from cost_models.errors import check_invariant
 from piper.graph import EdgeKind, Graph, Node
-from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
+from simulator.plan import COMPUTE_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
 
 BlockKey = tuple[int, TaskKind]
 """Stage and F, B, BI or BW."""
@@ -83,7 +83,8 @@ class BlockMaker:
         if node.kind in SEND_KINDS | RECV_KINDS:
             alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.kind is node.kind]
             return node.edge if len(alike) > 1 else NONE
-        return node.region[0] if node.kind in HOST_COPY_KINDS else self._served(node)
+        known = not node.values or (node.phase is TaskKind.R and node.enters)
+        return node.region[0] if known else self._served(node)
 
     def _served(self, node: Node) -> int:
         """Return the first segment of the compute task that takes what an exchange or a copy brings.

@@ -27,11 +27,14 @@ from piper.graph import (
     Shares,
     units_of,
 )
+from piper.graph.shares import normalises_cut_features
 from simulator.plan import NONE, TaskKind, TensorSpec
 
 Value = tuple[int, int]
 """(segment, output)."""
 
+_ROW_NUMBERS = 3
+"""Maximum, sum of exponentials, and the wanted entry."""
 _HEADS = 1
 """Position of the heads in the shape of attention."""
 
@@ -97,6 +100,8 @@ class LocalModel:
         """Return `size_bytes` of an exchange, as its kind counts them (`CollectiveKind`)."""
         if node.kind is TaskKind.RING_SHIFT:
             return self._ring_bytes(node)
+        if not node.values:
+            return self._row_bytes(node)
         sizes = [self.exchange_bytes(node, value) for value in node.values]
         if node.kind in {TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER}:
             return sum(max(size) for size in sizes)
@@ -272,6 +277,12 @@ class LocalModel:
         region = self._taker(value, "ep") if node.enters else value[0]
         fact = self.shares.expert_of[region]
         return max(before * fact.tensor_degree, behind) if _inwards(node) else before
+
+    def _row_bytes(self, node: Node) -> int:
+        """Return what ranks of tp agree on for the rows of a cut softmax: three fp32 numbers each."""
+        operations = self.operations(node.region[0], TaskKind.F)
+        rows = max(o.shape[0] for o in operations if normalises_cut_features(o))
+        return _ROW_NUMBERS * rows * DTYPE_BYTES["fp32"]
 
     def _ring_bytes(self, node: Node) -> int:
         """Return what a rank passes on in one pass: cp - 1 times keys and values, in B gradients too."""

@@ -16,10 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from cost_models.ops import Operation, OpKind
 from piper.errors import StrategyError
 from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
 from piper.graph.graph import Graph
 from simulator.plan import NONE
+
+_COLUMNS = 1
+"""Position of what is normalised over in the shapes of softmax and cross-entropy."""
+
+
+def normalises_cut_features(operation: Operation) -> bool:
+    """Return whether a kernel normalises over a dimension that tensor parallelism cuts."""
+    kinds = {OpKind.SOFTMAX, OpKind.CROSS_ENTROPY}
+    return operation.kind in kinds and operation.tensor_dim == _COLUMNS and operation.direction == "fwd"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from piper.errors import StrategyError
 from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
 from piper.graph.graph import Graph, GraphEdge, Node
 from piper.graph.rank_groups import context_group, expert_group, tensor_group
-from piper.graph.shares import Shares
+from piper.graph.shares import Shares, normalises_cut_features
 from simulator.plan import Group, TaskKind
 
 Value = tuple[int, int]
@@ -32,6 +32,9 @@ class InsertExchanges:
     All tensors that cross a border in one direction travel together; those that pass the region by
     (residuals) do not wait for them. Only tensors with a microbatch dimension are exchanged, in B only
     gradients. cp ring: keys and values go round while attention computes, so the ring shift stands beside it.
+
+    Where a region normalises over its cut features (a loss over a cut vocabulary), ranks agree on maximum,
+    sum and the wanted entry of each row behind F: one all-reduce (Shoeybi et al. 2019, section 3).
 
     With sequence_parallel a region's gathered inputs are not kept for the backward: they are gathered again,
     while B (or BI) computes, for the gradients of parameters (Korthikanti et al. 2022, section 4.2.2).
@@ -83,7 +86,7 @@ class _Rewiring:
         graph = graph.rewrite(add=self.exchanges.values())
         for region in self._rings:
             graph = self._beside(graph, region)
-        graph = self._gathered_again(graph)
+        graph = self._normalised(self._gathered_again(graph))
         return replace(graph, groups=(*graph.groups, *self.groups.values()))
 
     @cached_property
@@ -142,16 +145,31 @@ class _Rewiring:
         return border.axis == "tp" and self.shares.tensor_of[border.region[0]].asynchronous
 
     def _in_pieces(self, edges: Iterable[GraphEdge]) -> list[GraphEdge]:
-        """Return edges in which the last exchange of an asynchronous region does not wait for its compute."""
-        first_of = {
-            node.uid: first.uid
-            for (border, phase), node in self.exchanges.items()
-            if self._is_beside(border) and not _inwards(border, phase)
-            for first in [self.exchanges.get((replace(border, enters=not border.enters), phase))]
-            if first is not None
-        }
+        """Return edges in which the last exchange of an asynchronous region does not wait for its compute.
+
+        A region that only takes tensors, or only gives some, waits for its exchanges as others do.
+        """
+        first_of: dict[str, str] = {}
+        alone: list[GraphEdge] = []
+        for (border, phase), node in self.exchanges.items():
+            if not self._is_beside(border):
+                continue
+            partner = self.exchanges.get((replace(border, enters=not border.enters), phase))
+            if not _inwards(border, phase):
+                first_of |= {} if partner is None else {node.uid: partner.uid}
+            elif partner is None:
+                alone += [GraphEdge(node.uid, uid) for uid in self._inside(node)]
         kept = [edge for edge in edges if edge.target not in first_of]
-        return [*kept, *(GraphEdge(first, last) for last, first in first_of.items())]
+        return [*kept, *alone, *(GraphEdge(first, last) for last, first in first_of.items())]
+
+    def _inside(self, node: Node) -> list[str]:
+        """Return what takes, inside a region, the tensors or gradients that an exchange brings in."""
+        if node.phase is B:
+            return [f"B.{segment}" for segment, _ in node.values]
+        span = range(node.region[0], node.region[1] + 1)
+        return [
+            f"F.{consumer}" for value, consumer in self._flows if value in node.values and consumer in span
+        ]
 
     def _kind(self, border: _Border, phase: TaskKind) -> TaskKind | None:
         """Return what turns a tensor at a border ([Note: exchanges])."""
@@ -240,6 +258,23 @@ class _Rewiring:
             edges.append(GraphEdge(again.uid, back.uid))
             edges.append(GraphEdge(f"F.{border.region[1]}" if out is None else out.uid, again.uid))
         return graph.rewrite(add=nodes, connect=edges)
+
+    def _normalised(self, graph: Graph) -> Graph:
+        """Return the graph with an all-reduce behind each F that normalises over features that are cut."""
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
+        for segment in sorted(self.shares.tensor_of):
+            operations = graph.model.segments[segment].forward.operations
+            region = self.shares.region("tp", segment)
+            if region is None or not any(normalises_cut_features(operation) for operation in operations):
+                continue
+            border = _Border("tp", region, False)
+            node = self._node(border, f"norm{segment}", phase=F, kind=TaskKind.ALL_REDUCE)
+            node = replace(node, region=(segment, segment))
+            nodes.append(node)
+            edges.append(GraphEdge(f"F.{segment}", node.uid))
+            edges += [GraphEdge(node.uid, edge.target) for edge in graph.outgoing.get(f"F.{segment}", ())]
+        return replace(graph.rewrite(add=nodes, connect=edges), groups=graph.groups)
 
     def _is_saved(self, value: Value, region: tuple[int, int]) -> bool:
         """Return whether a segment of a region that is not recomputed saves a boundary tensor."""

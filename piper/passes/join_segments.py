@@ -160,36 +160,47 @@ class _Recompute:
 
     def inserted(self, graph: Graph) -> Graph:
         """Return the joined graph with R before the B that need it."""
-        for stage in range(graph.num_stages):
-            islands = [n for n in graph.nodes if n.kind is B and n.stage == stage]
-            for unit in dict.fromkeys(self._units_of(stage)):
-                graph = self._unit(graph, islands, self.runs.remade(stage, unit))
-        return graph
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
+        islands: dict[int, list[Node]] = {}
+        for node in graph.nodes:
+            if node.kind is B:
+                islands.setdefault(node.stage, []).append(node)
+        for stage, unit in self._units:
+            remade = self._unit(graph, islands[stage], self.runs.remade(stage, unit))
+            nodes += remade[0]
+            edges += remade[1]
+        return graph.rewrite(add=nodes, connect=edges)
 
-    def _units_of(self, stage: int) -> list[int]:
-        nodes = [n for n in self.before.nodes if n.kind is B and n.stage == stage]
-        return [self.runs.unit(n) for n in nodes[::-1] if n.recomputed or self.runs.selected(n)]
-
-    def _unit(self, graph: Graph, islands: Sequence[Node], runs: Sequence[Sequence[Node]]) -> Graph:
-        """Return the graph with the R of one unit: wired as its F, each before the B of its segments."""
-        again = {
-            run[0].uid: replace(_join(run), uid=_join(run).uid.replace("B.", "R."), kind=R) for run in runs
+    @property
+    def _units(self) -> list[tuple[int, int]]:
+        """Stage and unit of all that is made again, stage by stage against the data."""
+        found = {
+            (n.stage, self.runs.unit(n)): None
+            for n in self.before.nodes
+            if n.kind is B and (n.recomputed or self.runs.selected(n))
         }
+        return sorted(found, key=lambda key: (key[0], -key[1]))
+
+    def _unit(
+        self, graph: Graph, islands: Sequence[Node], runs: Sequence[Sequence[Node]]
+    ) -> tuple[list[Node], list[GraphEdge]]:
+        """Return the R of one unit, wired as its F, each before the B of its segments; with exchanges."""
+        again = {run[0].uid: _again(run) for run in runs}
         inside = {f"F.{n.first_segment}": again[run[0].uid].uid for run in runs for n in run}
-        inside |= {uid: f"{uid}.remade" for uid in self._exchanges_between(inside)}
-        exchanges = [
-            replace(self.before.node[uid], uid=new, phase=R)
-            for uid, new in inside.items()
-            if self.before.node[uid].is_exchange
-        ]
+        between = self._exchanges_between(inside, runs[0][0].stage)
+        inside |= {node.uid: f"{node.uid}.remade" for node in between}
+        exchanges = [replace(node, uid=inside[node.uid], phase=R) for node in between]
         edges = [
             GraphEdge(inside[e.source], inside[e.target])
-            for e in self.before.edges
-            if e.source in inside and e.target in inside and inside[e.source] != inside[e.target]
+            for uid in inside
+            for e in self.before.outgoing.get(uid, ())
+            if e.target in inside and inside[e.source] != inside[e.target]
         ]
         fed = {edge.target for edge in edges}
         first = next((b for b in islands if any(_overlap(b, node) for node in again.values())), None)
-        for node in again.values():
+        rings = [node for node in exchanges if node.kind is TaskKind.RING_SHIFT]
+        for node in (*again.values(), *rings):
             edges += [GraphEdge(node.uid, island.uid) for island in islands if _overlap(island, node)]
             if first is None or node.uid in fed:
                 continue
@@ -199,17 +210,28 @@ class _Recompute:
                 for edge in graph.incoming.get(first.uid, ())
                 if graph.node[edge.source].stage == node.stage
             ]
-        return graph.rewrite(add=[*again.values(), *exchanges], connect=edges)
+        return [*again.values(), *exchanges], edges
 
-    def _exchanges_between(self, inside: Container[str]) -> list[str]:
-        """Return the exchanges of the forward on a way between two segments of the unit."""
-        forward = [n for n in self.before.nodes if n.is_exchange and n.phase is F]
+    def _exchanges_between(self, inside: Container[str], stage: int) -> list[Node]:
+        """Return the exchanges of the forward on a way between two segments of the unit, or beside one."""
         return [
-            node.uid
-            for node in forward
-            if self._reaches(node.uid, inside, backwards=True)
-            and self._reaches(node.uid, inside, backwards=False)
+            node
+            for node in self._exchanges.get(stage, ())
+            if (node.kind is TaskKind.RING_SHIFT and f"F.{node.region[0]}" in inside)
+            or (
+                self._reaches(node.uid, inside, backwards=True)
+                and self._reaches(node.uid, inside, backwards=False)
+            )
         ]
+
+    @cached_property
+    def _exchanges(self) -> dict[int, list[Node]]:
+        """Return the exchanges of the forward by stage."""
+        found: dict[int, list[Node]] = {}
+        for node in self.before.nodes:
+            if node.is_exchange and node.phase is F:
+                found.setdefault(node.stage, []).append(node)
+        return found
 
     def _reaches(self, uid: str, inside: Container[str], *, backwards: bool) -> bool:
         """Return whether an exchange is fed by (or feeds) a segment inside, directly or through others."""
@@ -228,8 +250,10 @@ def _again(run: Sequence[Node]) -> Node:
     return replace(node, uid=node.uid.replace("B.", "R."), kind=R)
 
 
-def _overlap(one: Node, other: Node) -> bool:
-    return one.first_segment <= other.last_segment and other.first_segment <= one.last_segment
+def _overlap(island: Node, other: Node) -> bool:
+    """Return whether an island has segments of an R, or of an exchange beside one."""
+    first, last = (other.first_segment, other.last_segment) if not other.is_exchange else other.region
+    return island.first_segment <= last and first <= island.last_segment
 
 
 def _split(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> list[list[Node]]:

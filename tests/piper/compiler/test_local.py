@@ -11,6 +11,7 @@ from piper.compiler.local import LocalModel
 from piper.errors import StrategyError
 from piper.graph import ExpertSharding, Recomputation, SequenceSharding, Shares, TensorSharding
 from simulator.plan import TaskKind
+from tests.facts import graph_of
 from tests.graphs import EXPERTS, FFN, HIDDEN, SEQ, after, fused, placed, transformer
 
 HIDDEN_BYTES = SEQ * HIDDEN * 2
@@ -120,6 +121,14 @@ def test_gathers_and_reduce_scatters_count_the_whole_tensor() -> None:
     found = local(tensor_shardings=(TP,), axes={"tp": 2})
     graph = after(found.graph, "insert_exchanges")
     assert {found.exchanged_bytes(n) for n in graph.nodes if n.is_exchange} == {HIDDEN_BYTES}
+
+
+def test_ranks_agree_on_three_numbers_for_each_row_of_a_cut_vocabulary() -> None:
+    graph = after(graph_of("tp_loss"), "insert_exchanges")
+    found = LocalModel(graph=graph, model=graph.model)
+    (agree,) = [n for n in graph.nodes if n.is_exchange and not n.values]
+    assert agree.kind is TaskKind.ALL_REDUCE
+    assert found.exchanged_bytes(agree) == SEQ * 3 * 4
 
 
 def test_selective_recomputation_makes_only_the_chosen_kinds_again() -> None:

@@ -11,8 +11,10 @@ from tests.facts import graph_of
 from tests.graphs import after
 
 TEXTS = {
-    "insert_exchanges": ("tp", "tp_plain", "tp_asynchronous", "cp_ring", "cp_all_to_all", "ep"),
-    "join_segments": ("zero0", "zero3", "small_buckets", "recompute_zero3", "tp_recompute", "selective"),
+    "insert_exchanges": ("tp", "tp_loss", "tp_plain", "tp_asynchronous", "cp_ring", "cp_all_to_all", "ep"),
+    "join_segments": (
+        "zero0", "zero3", "small_buckets", "recompute_zero3", "tp_recompute", "selective", "cp_selective",
+    ),
     "split_backward": ("split", "mixed_zero2", "tp_split"),
     "insert_transfers": ("zero0", "tp"),
     "reduce_gradients": ("zero0", "zero1", "zero2", "zero3", "hsdp1", "hsdp3", "per_microbatch", "tp", "ep"),
