@@ -41,6 +41,12 @@ SPLIT = rows("0F0 0F1 0BI0 0BI1 0BW1 0BW0", "1F0 1BI0 1F1 1BW0 1BI1 1BW1")
 MIXED = rows("0F0 0F1 0B0 0BI1 0BW1", "1F0 1BI0 1F1 1BW0 1B1")
 
 
+BOTH_WAYS = rows(
+    "0F0 1F2 0F1 1B2 1F3 0B0 1BI3 0BI1 0BW1 1BW3",
+    "0F2 1F0 0F3 1B0 1F1 0B2 1BI1 0BI3 0BW3 1BW1",
+)
+
+
 def every(**fields: Any) -> tuple[Replication, ...]:
     """Return one replication of all segments."""
     return (Replication(segments=ALL, **fields),)
@@ -105,6 +111,13 @@ CASES: dict[str, dict[str, Any]] = {
     "tp_cp_zero3": {
         "stages": TWO, "axes": {"tp": 2, "cp": 2, "dp": 2}, "tensor_shardings": (TP,),
         "sequence_shardings": (RING,), "replications": every(zero=3, shard_ranks=2), "rows": MIXED,
+    },
+    "two_directions": {
+        "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1), "rows": BOTH_WAYS, "microbatches": 4,
+    },
+    "two_directions_zero3_tp": {
+        "stages": TWO, "axes": {"tp": 2, "dp": 2}, "replications": every(zero=3), "rows": BOTH_WAYS,
+        "tensor_shardings": (TP,), "microbatches": 4,
     },
     "ep": {
         "experts": True, "stages": TWO, "axes": {"dp": 4}, "expert_shardings": (EP,),

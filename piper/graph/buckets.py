@@ -234,10 +234,10 @@ class BucketPlanner:
         """Return the pipeline ranks of each trained parameter that several of them use."""
         homes: dict[str, set[int]] = {}
         for number, segment in enumerate(self.graph.model.segments):
-            rank = self.graph.pipeline_rank_of_stage[self.graph.stage_of_segment[number]]
+            ranks = self.graph.pipeline_ranks_of_stage[self.graph.stage_of_segment[number]]
             for name in segment.parameters:
                 if name in self._trained:
-                    homes.setdefault(name, set()).add(rank)
+                    homes.setdefault(name, set()).update(ranks)
         return {name: tuple(sorted(ranks)) for name, ranks in homes.items() if len(ranks) > 1}
 
     def _reduction(self, rank: int, key: _Key, keys: Mapping[_Key, Sequence[str]]) -> Reduction:

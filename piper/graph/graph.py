@@ -211,13 +211,22 @@ class Graph:
 
     @cached_property
     def pipeline_rank_of_stage(self) -> dict[int, int]:
-        """Return where each stage lives."""
-        return {n.stage: n.pipeline_rank for n in self.nodes if n.kind is TaskKind.F}
+        """Return where each stage lives; its first home, where it has two."""
+        return {stage: ranks[0] for stage, ranks in self.pipeline_ranks_of_stage.items()}
+
+    @cached_property
+    def pipeline_ranks_of_stage(self) -> dict[int, tuple[int, ...]]:
+        """Return the pipeline ranks that hold each stage, its first home first."""
+        found: dict[int, dict[int, None]] = {}
+        for node in self.nodes:
+            if node.kind is TaskKind.F:
+                found.setdefault(node.stage, {})[node.pipeline_rank] = None
+        return {stage: tuple(ranks) for stage, ranks in found.items()}
 
     def stages_of_rank(self, pipeline_rank: int) -> tuple[int, ...]:
         """Return the stages of one pipeline rank, rising."""
-        homes = self.pipeline_rank_of_stage
-        return tuple(sorted(stage for stage, home in homes.items() if home == pipeline_rank))
+        homes = self.pipeline_ranks_of_stage
+        return tuple(sorted(stage for stage, ranks in homes.items() if pipeline_rank in ranks))
 
     def segments_of_stage(self, stage: int) -> tuple[int, ...]:
         """Return the segments of one stage, rising."""
@@ -242,6 +251,11 @@ class Rewrite(Protocol):
 
     def apply(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the argument is not changed."""
+
+
+def copied_uid(uid: str) -> str:
+    """Return the uid of the node that stands for `uid` at the second home of its stage."""
+    return f"{uid}'"
 
 
 def _by(edges: Iterable[GraphEdge], key: Callable[[GraphEdge], str]) -> dict[str, tuple[GraphEdge, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from piper.graph.graph import Rewrite
 from piper.passes.check_order import CheckOrder
+from piper.passes.copy_stages import CopyStages
 from piper.passes.insert_exchanges import InsertExchanges
 from piper.passes.insert_offloads import InsertOffloads
 from piper.passes.insert_transfers import InsertTransfers
@@ -21,6 +22,7 @@ PASSES: dict[str, type[Rewrite]] = {
     "insert_exchanges": InsertExchanges,
     "join_segments": JoinSegments,
     "split_backward": SplitBackward,
+    "copy_stages": CopyStages,
     "insert_transfers": InsertTransfers,
     "reduce_gradients": ReduceGradients,
     "insert_update": InsertUpdate,

@@ -14,15 +14,18 @@ from simulator.plan import TaskKind, TaskName
 class CheckOrder:
     """Raise unless each rank's row has every F, and every B or both its halves, of its stages once.
 
+    Where stages have two homes, a microbatch has all its tasks at the first ones, or all at the second ones.
+
     rewrite: graph -> the same graph
     """
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph; raises StrategyError naming the rank and the task."""
+        runs = _directions(graph)
         for rank, row in enumerate(graph.rows):
             listed = [task for slot in row for task in slot]
             present = set(listed)
-            wanted = dict.fromkeys(_tasks(graph, rank, present))
+            wanted = dict.fromkeys(_tasks(graph, rank, present, runs=runs))
             for task in listed:
                 if task not in wanted:
                     raise _error(rank, task, _unwanted(graph, rank, task))
@@ -36,11 +39,26 @@ class CheckOrder:
         return graph
 
 
-def _tasks(graph: Graph, rank: int, present: set[TaskName]) -> Iterator[TaskName]:
+def _directions(graph: Graph) -> dict[int, bool]:
+    """Return, by microbatch, whether it runs at the second homes of stages: where its first stage runs."""
+    first = {rank: i > 0 for i, rank in enumerate(graph.pipeline_ranks_of_stage[0])}
+    return {
+        task.microbatch: first[rank]
+        for rank, row in enumerate(graph.rows)
+        for slot in row
+        for task in slot
+        if task.kind is TaskKind.F and task.stage == 0 and rank in first
+    }
+
+
+def _tasks(graph: Graph, rank: int, present: set[TaskName], *, runs: dict[int, bool]) -> Iterator[TaskName]:
     """Yield what a row must have; a backward is split where the row has one of its halves."""
     backward = {n.stage for n in graph.nodes if n.kind is TaskKind.B}
     for stage in graph.stages_of_rank(rank):
+        second = graph.pipeline_rank_of_stage[stage] != rank
         for microbatch in range(len(graph.micro_batch_sizes)):
+            if runs.get(microbatch, False) is not second:
+                continue
             yield TaskName(kind=TaskKind.F, stage=stage, microbatch=microbatch)
             if stage in backward:
                 halves = _halves(stage, microbatch)
@@ -56,7 +74,9 @@ def _halves(stage: int, microbatch: int) -> tuple[TaskName, TaskName]:
 def _unwanted(graph: Graph, rank: int, task: TaskName) -> tuple[str, str]:
     """Return rule and fix for a task that a row must not have."""
     own = task.stage in graph.stages_of_rank(rank) and task.microbatch in range(len(graph.micro_batch_sizes))
-    if own and task.kind is TaskKind.B:
+    if own and task.kind is not TaskKind.B:
+        return "runs its other stages in the other direction", "keep a microbatch in one direction"
+    if own:
         return "stands beside its halves BI and BW", "keep B, or BI and BW"
     return "is not a task of this pipeline rank", "leave it out"
 

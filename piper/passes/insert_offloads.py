@@ -77,7 +77,11 @@ def _state(graph: Graph) -> Iterator[_Copy]:
     """Yield the copies of buckets: optimizer state and parameters."""
     users = Users(graph=graph)
     ends = {(n.pipeline_rank, n.bucket): n for n in graph.nodes if n.kind is UPDATE}
-    gathers = {n.bucket: n.uid for n in graph.nodes if n.kind is TaskKind.ALL_GATHER and not n.per_microbatch}
+    gathers = {
+        (n.pipeline_rank, n.bucket): n.uid
+        for n in graph.nodes
+        if n.kind is TaskKind.ALL_GATHER and not n.per_microbatch
+    }
     for rank, held in enumerate(graph.buckets):
         for bucket in (b for b in held if b.kind != "tied"):
             update = ends[rank, bucket.name]
@@ -88,10 +92,10 @@ def _state(graph: Graph) -> Iterator[_Copy]:
             if params is None:
                 continue
             _check(bucket, params)
-            yield from _around(update, params, last=gathers.get(bucket.name, update.uid))
+            yield from _around(update, params, last=gathers.get((rank, bucket.name), update.uid))
             for phase, kinds in ((F, (F,)), (B, (*_GRADIENT, TaskKind.R))):
-                uid = f"RELOAD.params.{phase.name}.{bucket.name}"
                 copy = _copy(update, params, kind=TaskKind.RELOAD)
+                uid = copy.uid.replace(".params.", f".params.{phase.name}.")
                 yield (
                     replace(copy, uid=uid, per_microbatch=True, phase=phase),
                     [],
@@ -106,7 +110,7 @@ def _around(update: Node, fact: Offloading, *, last: str) -> Iterator[_Copy]:
 
 
 def _copy(update: Node, fact: Offloading, *, kind: TaskKind) -> Node:
-    uid = f"{kind.name}.{fact.what}.{update.bucket}"
+    uid = update.uid.replace(UPDATE.name, f"{kind.name}.{fact.what}")
     return replace(update, uid=uid, kind=kind, stream=fact.stream, prefetch=fact.prefetch, moves=fact.what)
 
 

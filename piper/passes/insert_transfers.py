@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper.graph.graph import Graph, GraphEdge, Node
+from piper.graph.graph import Graph, GraphEdge, Node, copied_uid
 from simulator.plan import Edge, TaskKind
 
 
@@ -22,37 +22,89 @@ class InsertTransfers:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with transfers in place of crossing edges."""
-        homes = graph.pipeline_rank_of_stage
-        crossings = tuple(e for e in _stage_edges(graph) if homes[e.source_stage] != homes[e.target_stage])
-        between = _between_stages(graph)
+        ways = _ways(graph)
+        crossing = {frozenset((way.source.stage, way.target.stage)) for way in ways if way.crosses}
+        crossings = tuple(e for e in _stage_edges(graph) if {e.source_stage, e.target_stage} in crossing)
+        number = {frozenset((e.source_stage, e.target_stage)): i for i, e in enumerate(crossings)}
         nodes: list[Node] = []
         edges: list[GraphEdge] = []
         gone: set[GraphEdge] = set()
-        for number, crossing in enumerate(crossings):
-            ends = (crossing.source_stage, crossing.target_stage)
-            ways = [(TaskKind.F, *ends), (TaskKind.B, *ends[::-1])]
-            for way in ways if crossing.grad_values else ways[:1]:
-                send, receive = _transfer(graph, number, way)
-                crossed = between.get(way, [])
-                nodes += [send, receive]
-                edges += [GraphEdge(edge.source, send.uid) for edge in crossed]
-                edges += [GraphEdge(receive.uid, edge.target) for edge in crossed]
-                gone.update(crossed)
+        ordered = sorted((way for way in ways if way.crosses), key=lambda way: way.place(number))
+        for way in ordered:
+            send, receive = way.transfer(way.place(number)[0])
+            nodes += [send, receive]
+            edges += [GraphEdge(edge.source, send.uid) for edge in ways[way]]
+            edges += [GraphEdge(receive.uid, edge.target) for edge in ways[way]]
+            gone.update(ways[way])
         kept = tuple(edge for edge in graph.edges if edge not in gone)
         return replace(graph, crossings=crossings, edges=kept).rewrite(add=nodes, connect=edges)
 
 
-_Way = tuple[TaskKind, int, int]
-"""Pass (F, B), stage that sends, stage that receives."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stage at one of its homes; `copied`: at its second one."""
+
+    stage: int
+    pipeline_rank: int
+    copied: bool
 
 
-def _between_stages(graph: Graph) -> dict[_Way, list[GraphEdge]]:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From one stage to another within a pass (F, B)."""
+
+    kind: TaskKind
+    source: _End
+    target: _End
+
+    @property
+    def crosses(self) -> bool:
+        """Return whether it leads to another pipeline rank."""
+        return self.source.pipeline_rank != self.target.pipeline_rank
+
+    def place(self, number: dict[frozenset[int], int]) -> tuple[int, bool, bool]:
+        """Return the crossing's number, and what else orders the ways over one crossing."""
+        stages = frozenset((self.source.stage, self.target.stage))
+        return number[stages], self.source.copied, self.kind is TaskKind.B
+
+    def transfer(self, number: int) -> tuple[Node, Node]:
+        """Return the send and the receive."""
+        letter, source, target = self.kind.name, self.source, self.target
+        send = Node(
+            uid=f"SEND_{letter}.e{number}",
+            kind=TaskKind[f"SEND_{letter}"],
+            stage=source.stage,
+            pipeline_rank=source.pipeline_rank,
+            stream=f"send_{letter.lower()}>{target.pipeline_rank}",
+            edge=number,
+            peer=target.pipeline_rank,
+        )
+        receive = replace(
+            send,
+            uid=f"RECV_{letter}.e{number}",
+            kind=TaskKind[f"RECV_{letter}"],
+            stage=target.stage,
+            pipeline_rank=target.pipeline_rank,
+            stream=f"recv_{letter.lower()}<{source.pipeline_rank}",
+            peer=source.pipeline_rank,
+        )
+        if source.copied:
+            send, receive = (replace(node, uid=copied_uid(node.uid)) for node in (send, receive))
+        return send, receive
+
+
+def _ways(graph: Graph) -> dict[_Way, list[GraphEdge]]:
     """Return the edges from one stage to another within a pass."""
+    homes = graph.pipeline_rank_of_stage
+
+    def end(node: Node) -> _End:
+        return _End(node.stage, node.pipeline_rank, homes[node.stage] != node.pipeline_rank)
+
     found: dict[_Way, list[GraphEdge]] = {}
     for edge in graph.edges:
         source, target = graph.node[edge.source], graph.node[edge.target]
         if source.stage != target.stage and source.pass_kind is target.pass_kind:
-            found.setdefault((source.pass_kind, source.stage, target.stage), []).append(edge)
+            found.setdefault(_Way(source.pass_kind, end(source), end(target)), []).append(edge)
     return found
 
 
@@ -72,29 +124,3 @@ def _stage_edges(graph: Graph) -> list[Edge]:
         )
         for (source_stage, target_stage), crossing in sorted(values.items())
     ]
-
-
-def _transfer(graph: Graph, number: int, way: _Way) -> tuple[Node, Node]:
-    """Return the send and the receive of one direction of a crossing."""
-    kind, source_stage, target_stage = way
-    source, target = (graph.pipeline_rank_of_stage[stage] for stage in (source_stage, target_stage))
-    letter = kind.name
-    send = Node(
-        uid=f"SEND_{letter}.e{number}",
-        kind=TaskKind[f"SEND_{letter}"],
-        stage=source_stage,
-        pipeline_rank=source,
-        stream=f"send_{letter.lower()}>{target}",
-        edge=number,
-        peer=target,
-    )
-    receive = replace(
-        send,
-        uid=f"RECV_{letter}.e{number}",
-        kind=TaskKind[f"RECV_{letter}"],
-        stage=target_stage,
-        pipeline_rank=target,
-        stream=f"recv_{letter.lower()}<{source}",
-        peer=source,
-    )
-    return send, receive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper.graph.buckets import CUT_PARAMETERS, rule_of
-from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node
+from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node, copied_uid
 from piper.graph.rank_groups import world_group
 from piper.passes.reduce_gradients import BACKWARD_WEIGHTS, STREAM, Users, overlaps, tied_uid
 from simulator.plan import Bucket, TaskKind
@@ -72,7 +72,7 @@ class _End:
             gates = self._clipped(gates, nodes, edges)
         for bucket in buckets:
             update = Node(
-                uid=f"UPDATE.{bucket.name}", kind=TaskKind.UPDATE, stage=bucket.stage,
+                uid=self._uid(TaskKind.UPDATE, bucket), kind=TaskKind.UPDATE, stage=bucket.stage,
                 pipeline_rank=self.rank, per_microbatch=False, bucket=bucket.name,
             )  # fmt: skip
             nodes.append(update)
@@ -111,11 +111,15 @@ class _End:
         scatter = self.graph.node[f"{TaskKind.REDUCE_SCATTER.name}.{bucket.name}.r{self.rank}"]
         return replace(
             update,
-            uid=f"ALL_GATHER.{bucket.name}",
+            uid=self._uid(TaskKind.ALL_GATHER, bucket),
             kind=TaskKind.ALL_GATHER,
             stream=rule_of(self.graph, bucket).gather_stream,
             group=scatter.group,
         )
+
+    def _uid(self, kind: TaskKind, bucket: Bucket) -> str:
+        uid = f"{kind.name}.{bucket.name}"
+        return uid if self.graph.pipeline_rank_of_stage[bucket.stage] == self.rank else copied_uid(uid)
 
     def _first_of_step(self, bucket: Bucket) -> list[str]:
         """Return what uses a bucket's parameters first: F, or the gathers of parameters that are cut."""

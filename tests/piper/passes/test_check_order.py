@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from piper.errors import StrategyError
-from tests.facts import ONE, rows
+from tests.facts import ONE, TWO, rows
 from tests.graphs import after, placed, transformer
 
 
@@ -32,3 +32,17 @@ def test_whole_and_split_backwards_stand_side_by_side() -> None:
 def test_a_wrong_row_is_refused_by_task(row: str, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         check(row)
+
+
+def both_ways(*texts: str) -> None:
+    graph = placed(transformer(layers=1), stages=TWO, axes={"pp": 2}, rows=rows(*texts))
+    after(graph, "check_order")
+
+
+def test_stages_with_two_homes_take_half_of_the_microbatches_each() -> None:
+    both_ways("0F0 1F1 1B1 0B0", "0F1 1F0 1B0 0B1")
+
+
+def test_a_microbatch_that_changes_direction_is_refused() -> None:
+    with pytest.raises(StrategyError, match="1F1.*other direction"):
+        both_ways("0F0 0F1 1F1 1B1 0B0 0B1", "0F2 1F0 1F2 1B0 1B2 0B2")
