@@ -34,6 +34,8 @@ from piper.schedules import (
     interleaved_zb,
     looped_bfs,
     one_f_one_b,
+    v_half,
+    v_min,
     zb_h1,
     zb_h2,
     zbv,
@@ -60,10 +62,12 @@ SCHEDULES: dict[str, ModuleType] = {
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "zbv": zbv,
+    "v_half": v_half,
+    "v_min": v_min,
     "dualpipe_v": dualpipe_v,
 }
 
-PLANNED = ("zb_1p", "zb_2p", "v_half", "v_min", "dualpipe")
+PLANNED = ("zb_1p", "zb_2p", "dualpipe")
 """Names that mean a schedule, but that this version has no rows for."""
 
 _REGISTERED: dict[str, ScheduleFunction] = {}

@@ -152,6 +152,28 @@ def test_several_stages_on_a_rank_hold_what_their_docstrings_say(name, v, held):
         assert max(found.in_flight) == held(p, m)
 
 
+CONTROLLABLE_MEMORY = {
+    "zbv": (lambda p: 0, lambda p: p, 0),
+    "v_half": (lambda p: 3 * (p - 1), lambda p: (p + 2) // 2, 0),
+    "v_min": (lambda p: 4 * (p - 1), lambda p: (p + 4) // 3, 1),
+}
+"""Bubble in passes of a stage with T_F = T_B = T_W, where 1F1B has 6 (p - 1); microbatches in flight; and the
+passes by which the bubble may be more. The authors' page: rates of B / 2 and 2 B / 3, B that of 1F1B, and
+(p + 2) // 2 and (p + 4) // 3 microbatches."""
+
+
+@pytest.mark.parametrize("name", CONTROLLABLE_MEMORY)
+def test_bubbles_and_activations_in_a_v_are_within_those_of_the_controllable_memory_paper(name):
+    bubble_bound, held, more = CONTROLLABLE_MEMORY[name]
+    for p in (1, 2, 3, 4, 6, 7, 8, 12, 16):
+        for m in (2 * p, 3 * p, 4 * p + 1):
+            found = preview_schedule(
+                name, num_pipeline_ranks=p, num_microbatches=m, virtual_stages_per_rank=2
+            )
+            assert 0 <= found.longest_rank_span - 6 * m <= bubble_bound(p) + more, (p, m)
+            assert max(found.in_flight) == held(p)
+
+
 def test_gpipe_and_1f1b_take_equally_many_slots_and_no_order_takes_fewer():
     """8 ranks, 32 microbatches, F = B = 1 slot: 78 slots and 7/39 idle for both, not 71 for 1F1B.
 

@@ -285,7 +285,7 @@ def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
     assert instead in caught.value.rule
 
 
-@pytest.mark.parametrize("name", ["zbv", "dualpipe_v"])
+@pytest.mark.parametrize("name", ["zbv", "v_half", "v_min", "dualpipe_v"])
 @pytest.mark.parametrize("v", [1, 3])
 def test_a_v_takes_two_stages_on_each_rank(name, v):
     with pytest.raises(StrategyError) as caught:
@@ -295,13 +295,20 @@ def test_a_v_takes_two_stages_on_each_rank(name, v):
     assert stages_of(name, num_pipeline_ranks=2, virtual_stages_per_rank=2) == ((0, 3), (1, 2))
 
 
+@pytest.mark.parametrize("name", ["zbv", "v_half", "v_min"])
+def test_zero_bubble_rows_in_a_v_take_any_number_of_microbatches(name):
+    for p in range(1, 13):
+        for m in range(1, 14):
+            assert rows_or_none(name, p, m, 2) is not None, (p, m)
+
+
 def test_dualpipe_v_refuses_fewer_microbatches_than_stages_and_names_the_fewest():
     assert rows_or_none("dualpipe_v", 4, 8, 2) is not None
     with pytest.raises(StrategyError, match="use 8 or more microbatches"):
         schedule_rows("dualpipe_v", num_pipeline_ranks=4, num_microbatches=7, virtual_stages_per_rank=2)
 
 
-CAPS = [("zbv", 4, 2), ("dualpipe_v", "9/2", 2),
+CAPS = [("zbv", 4, 2), ("v_half", 3, 2), ("v_min", 2, 2), ("dualpipe_v", "9/2", 2),
         ("gpipe", 8, 1), ("1f1b", 4, 1), ("zb_h1", 4, 1), ("zb_h2", 7, 1), ("looped_bfs", 8, 2),
         ("interleaved_1f1b", "11/2", 2), ("interleaved_zb", 4, 2), ("interleaved_zb", 4, 1)]  # fmt: skip
 
