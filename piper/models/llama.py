@@ -1,8 +1,14 @@
 """The Llama family: decoder with grouped-query attention, rotary embedding, RMS norm and SwiGLU.
 
-Parameter names are those of Hugging Face's `LlamaForCausalLM`. Units of the pipeline cut ("PP"): the
-embedding, every layer (also "LAYER"), and norm + head + loss. Layers take the rotary tables and slice
+Parameter names are those of Hugging Face's `LlamaForCausalLM`. Layers take the rotary tables and slice
 them inside their scope, so that no operation lies outside of one.
+
+[Note: scopes of a decoder]
+"PP": units of the pipeline cut: the embedding, every layer (also "LAYER"), and norm + head + loss.
+"TP": what tensor parallelism cuts: the embedding, attention from its projections to the output projection,
+the feed-forward part, and head + loss. "CP": the attention between the tokens of a sequence, which context
+parallelism cuts. Norms, dropout and residual sums lie between the "TP" scopes, so that they may be cut over
+tokens (sequence parallelism).
 
 Sources: Touvron et al. 2023 (arXiv 2302.13971); Ainslie et al. 2023 (grouped queries, arXiv 2305.13245);
 rotary embedding: Su et al. 2021 (arXiv 2104.09864), in the "rotate half" layout of Hugging Face; scaling of
@@ -100,14 +106,16 @@ class Attention(nn.Module):
             projection(x).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = F.scaled_dot_product_attention(
-            rotate(query, cos, sin).transpose(1, 2),
-            rotate(key, cos, sin).transpose(1, 2),
-            value.transpose(1, 2),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            enable_gqa=self.grouped,
-        )
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        with annotate("CP"):
+            mixed = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=True,
+                enable_gqa=self.grouped,
+            )
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -141,8 +149,14 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map [microbatch, seq, hidden] to the same shape."""
         with annotate("PP"), annotate("LAYER"):
-            x = x + self._drop(self.self_attn(self.input_layernorm(x), cos, sin))
-            return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
+            normed = self.input_layernorm(x)
+            with annotate("TP"):
+                attended = self.self_attn(normed, cos, sin)
+            x = x + self._drop(attended)
+            normed = self.post_attention_layernorm(x)
+            with annotate("TP"):
+                transformed = self.mlp(normed)
+            return x + self._drop(transformed)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -165,7 +179,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [microbatch, seq] to [microbatch, seq, hidden], not yet normalised."""
-        with annotate("PP"):
+        with annotate("PP"), annotate("TP"):
             x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
@@ -218,5 +232,7 @@ class LlamaForCausalLM(nn.Module):
         """
         x = self.model(tokens)
         with annotate("PP"):
-            logits = self.lm_head(self.model.norm(x)).float()
-            return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            normed = self.model.norm(x)
+            with annotate("TP"):
+                logits = self.lm_head(normed).float()
+                return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")

@@ -1,5 +1,7 @@
 """Segments, boundary tensors, parameters: what the annotations of a module turn into."""
 
+from itertools import groupby
+
 import modules
 import pytest
 import torch
@@ -234,14 +236,24 @@ def test_a_factory_is_captured_from_its_name(monkeypatch, tmp_path):
 
 def test_llama_segments_are_embedding_layers_and_head(tmp_path):
     model = capture(find_model("tiny-llama"), micro_batch=2, seq_len=64, dtype="fp32", cache_dir=tmp_path)
-    assert len(model.segments) == 18
-    assert [dict(segment.tags)["PP"] for segment in model.segments] == list(range(18))
-    assert [dict(segment.tags).get("LAYER") for segment in model.segments] == [None, *range(16), None]
-    assert [segment.inputs for segment in model.segments[1:]] == [
-        *(((i, 0),) for i in range(16)),
-        ((16, 0), (-1, 1)),
+    tags = [dict(segment.tags) for segment in model.segments]
+    units = [list(run) for _, run in groupby(tags, key=lambda found: found["PP"])]
+    assert [len(unit) for unit in units] == [1, *[7] * 16, 2]
+    assert [unit[0].get("LAYER") for unit in units] == [None, *range(16), None]
+    assert ["".join(tag for tag in ("TP", "CP") if tag in found) for found in units[3]] == [
+        "", "TP", "TPCP", "TP", "", "TP", "",
+    ]  # norm; attention around its core; residual and norm; feed-forward; residual
+    assert [found["TP"] for found in tags if "TP" in found and "CP" not in found] == [
+        0, *(number for layer in range(16) for number in (2 * layer + 1, 2 * layer + 1, 2 * layer + 2)), 33,
     ]
-    assert model.segments[17].parameters == ("model.norm.weight", "lm_head.weight")
+    assert [segment.inputs for segment in model.segments[8:15]] == [
+        ((7, 0),), ((8, 0),), ((9, 1), (9, 2), (9, 0)), ((10, 0),), ((7, 0), (11, 0)), ((12, 1),),
+        ((12, 0), (13, 0)),
+    ]  # the residual stream goes past what it does not feed
+    assert [segment.parameters for segment in model.segments[-2:]] == [
+        ("model.norm.weight",), ("lm_head.weight",),
+    ]
+    assert model.segments[-1].inputs == ((113, 0), (-1, 1))
     assert sum(parameter.numel for parameter in model.parameters) == model.facts.n_parameters
     assert model.buffer_bytes == 2 * 64 * 4 * 4
 
