@@ -1,4 +1,7 @@
-"""`CapturedModel` as JSON, both ways: equal operations, passes and segment bodies are written once."""
+"""`CapturedModel` as JSON, both ways: equal operations, passes and segment bodies are written once.
+
+A layout lists the parameters of its segment in their order, or none: their names are not written again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from cost_models.ops import Operation, OpKind
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
-FORMAT = 3
+FORMAT = 4
 
 _PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 _SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
@@ -63,7 +66,7 @@ def to_json(model: CapturedModel) -> dict[str, Any]:
                 segment.tags,
                 segment.parameters,
                 segment.inputs,
-                segment.tensor_layout,
+                [dim for _, dim in segment.tensor_layout],
                 segment.tensor_refused,
             ]
         )
@@ -104,7 +107,7 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
                 tags=tuple((tag, index) for tag, index in tags),
                 parameters=tuple(parameters),
                 inputs=tuple((source, output) for source, output in inputs),
-                tensor_layout=tuple((parameter, dim) for parameter, dim in layout),
+                tensor_layout=tuple(zip(parameters, layout, strict=False)),
                 tensor_refused=tuple(refused),
                 **bodies[body],
             )

@@ -87,6 +87,7 @@ def test_a_llama_layer_keeps_the_tensors_one_can_list(tmp_path):
         )
         if saved and value[0] in layer
     }
+    between |= {(n, k) for n in layer for k, saved in enumerate(model.segments[n].outputs_saved) if saved}
     kept = inside + sum(nbytes_of(model, value) for value in between)
     assert kept == 4096 * (per_token + fp32_rows) + random_state
     first, *_, last = (model.segments[number] for number in layer)

@@ -241,17 +241,31 @@ def test_llama_segments_are_embedding_layers_and_head(tmp_path):
     assert [len(unit) for unit in units] == [1, *[7] * 16, 2]
     assert [unit[0].get("LAYER") for unit in units] == [None, *range(16), None]
     assert ["".join(tag for tag in ("TP", "CP") if tag in found) for found in units[3]] == [
-        "", "TP", "TPCP", "TP", "", "TP", "",
+        "",
+        "TP",
+        "TPCP",
+        "TP",
+        "",
+        "TP",
+        "",
     ]  # norm; attention around its core; residual and norm; feed-forward; residual
     assert [found["TP"] for found in tags if "TP" in found and "CP" not in found] == [
-        0, *(number for layer in range(16) for number in (2 * layer + 1, 2 * layer + 1, 2 * layer + 2)), 33,
+        0,
+        *(number for layer in range(16) for number in (2 * layer + 1, 2 * layer + 1, 2 * layer + 2)),
+        33,
     ]
     assert [segment.inputs for segment in model.segments[8:15]] == [
-        ((7, 0),), ((8, 0),), ((9, 1), (9, 2), (9, 0)), ((10, 0),), ((7, 0), (11, 0)), ((12, 1),),
+        ((7, 0),),
+        ((8, 0),),
+        ((9, 1), (9, 2), (9, 0)),
+        ((10, 0),),
+        ((7, 0), (11, 0)),
+        ((12, 1),),
         ((12, 0), (13, 0)),
     ]  # the residual stream goes past what it does not feed
     assert [segment.parameters for segment in model.segments[-2:]] == [
-        ("model.norm.weight",), ("lm_head.weight",),
+        ("model.norm.weight",),
+        ("lm_head.weight",),
     ]
     assert model.segments[-1].inputs == ((113, 0), (-1, 1))
     assert sum(parameter.numel for parameter in model.parameters) == model.facts.n_parameters
