@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cost_models.errors import InputError
+from cost_models.errors import InputError, nearest
 from piper.cli.jobs import plan_of
 from piper.cli.options import job_options, json_option, strategy_option
 from piper.cli.output import emit, progress
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 @click.option(
     "--require-fit", is_flag=True, help="Exit with code 3 when a rank surely needs more memory than it has."
 )
+@click.option(
+    "--dump-after", metavar="PASS", help="Print the graph as it is after a pass (or a directive), too."
+)
 @json_option
-def check(*, target: str, strategy: str, require_fit: bool, as_json: bool, **job: Any) -> None:
+def check(
+    *, target: str, strategy: str, require_fit: bool, dump_after: str | None, as_json: bool, **job: Any
+) -> None:
     """Look for cycles, circular waits, lost work and buffers used after they are freed.
 
     Exit code 4, with every violation listed, when the plan is illegal. A schedule file is checked alone:
@@ -37,19 +42,22 @@ def check(*, target: str, strategy: str, require_fit: bool, as_json: bool, **job
       piper check llama3-8b --gpus 8 --strategy pp=4,dp=2
       piper check plan.json.gz
       piper check llama3-8b --strategy my_strategy.json --json
+      piper check tiny-llama --gpus 2 --strategy pp=2 --dump-after insert_transfers
       piper check order.csv
     """
     from piper.schedules.schedule_file import is_schedule_file
 
     if is_schedule_file(target):
-        stated = {"strategy": strategy or None, "require_fit": require_fit} | job
+        stated = {"strategy": strategy or None, "require_fit": require_fit, "dump_after": dump_after} | job
         _check_schedule(target, stated=stated, as_json=as_json)
         return
     from simulator.errors import IllegalPlanError
     from simulator.plan.check import check_plan
 
+    graphs: dict[str, str] = {}
     with progress(f"checking {target}"):
-        plan = plan_of(target, strategy, job=job)
+        plan = plan_of(target, strategy, job=job, on_pass=graphs.__setitem__ if dump_after else None)
+        graph = None if dump_after is None else _graph_after(dump_after, graphs, target)
         violations: Sequence[object] = check_plan(plan)
     if violations:
         raise IllegalPlanError(
@@ -71,10 +79,29 @@ def check(*, target: str, strategy: str, require_fit: bool, as_json: bool, **job
         "n_tasks": tasks,
         "notices": list(plan.notices),
     }
+    found |= {} if graph is None else {"graph": graph}
     text = f"legal: {tasks} tasks on {plan.num_pipeline_ranks} pipeline ranks x {plan.replicas} replicas"
+    text = text if graph is None else f"{graph}\n{text}"
     notices = [f"warning: {warning}" for warning in warnings]
     notices += [f"notice: {notice}" for notice in plan.notices]
     emit(found, as_json=as_json, text=lambda: "\n".join([text, *notices]))
+
+
+def _graph_after(name: str, graphs: dict[str, str], target: str) -> str:
+    """Return the text of the graph after a pass, or after the last directive of a name."""
+    if not graphs:
+        raise InputError(
+            where="command line", field="--dump-after", value=name,
+            rule=f"means nothing for {target}, which is compiled already",
+            fix="leave it out, or give the model instead of the plan",
+        )  # fmt: skip
+    if name not in graphs:
+        raise InputError(
+            where="command line", field="--dump-after", value=name,
+            rule="is not a pass, nor a directive of this strategy",
+            fix=f"there are {', '.join(graphs)}: {nearest(name, tuple(graphs))}",
+        )  # fmt: skip
+    return graphs[name]
 
 
 def _never_fits(plan: Plan, job: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,15 @@ def predict_target(
     return found.compiled.plan, Result(name=name, summary=found.result, timeline=found.timeline)
 
 
-def plan_of(target: str, strategy: str, *, job: dict[str, Any]) -> Plan:
-    """Compile a model with a strategy, or read a plan file."""
+def plan_of(
+    target: str, strategy: str, *, job: dict[str, Any], on_pass: Callable[[str, str], None] | None = None
+) -> Plan:
+    """Compile a model with a strategy, or read a plan file; `on_pass`: see `compile_graph`."""
     from piper.predict import compile_job
 
     if is_plan_file(target):
         return _read_plan(target, strategy, job)
-    return compile_job(job_of(target, strategy, job)).plan
+    return compile_job(job_of(target, strategy, job), on_pass=on_pass).plan
 
 
 def is_plan_file(target: str) -> bool:

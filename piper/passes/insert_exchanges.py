@@ -18,6 +18,8 @@ Value = tuple[int, int]
 """(segment, output)."""
 
 F, B = TaskKind.F, TaskKind.B
+_HEADS = 1
+"""Position of the query heads in the shape of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,7 @@ def _check(graph: Graph, shares: Shares) -> None:
                 fix="let an annotated TP region hold at most two matmuls in a row",
             )  # fmt: skip
     _check_experts(graph, shares)
+    _check_heads(graph, shares)
     for number, sequence in shares.sequence_of.items():
         names = graph.model.segments[number].parameters
         if sequence.method == "all_to_all" and names:
@@ -349,3 +352,28 @@ def _check_experts(graph: Graph, shares: Shares) -> None:
                 rule="takes tokens from ranks of tp that all hold the same ones",
                 fix="cut them: add shard_tensor with sequence_parallel for the dense regions",
             )  # fmt: skip
+        for operation in graph.model.segments[number].forward.operations:
+            if operation.kind is OpKind.GROUPED_MATMUL and operation.shape[0] % fact.degree:
+                raise StrategyError(
+                    where=fact.where, field="shard.degree", value=fact.degree,
+                    rule=f"does not divide the {operation.shape[0]} experts of segment {number}",
+                    fix=f"use a divisor of {operation.shape[0]}",
+                )  # fmt: skip
+
+
+def _check_heads(graph: Graph, shares: Shares) -> None:
+    """Raise where ranks cannot have whole query heads (keys and values are repeated where they are fewer)."""
+    for number in sorted({*shares.sequence_of, *shares.tensor_of}):
+        sequence, tensor = shares.sequence_of.get(number), shares.tensor_of.get(number)
+        turned = sequence is not None and sequence.method == "all_to_all"
+        parts = shares.tensor_degree[number] * (shares.context_degree[number] if turned else 1)
+        for operation in graph.model.segments[number].forward.operations:
+            cut = turned or operation.tensor_dim == _HEADS
+            if operation.kind is OpKind.ATTENTION and cut and operation.shape[_HEADS] % parts:
+                heads, fact = operation.shape[_HEADS], tensor or sequence
+                raise StrategyError(
+                    where="strategy" if fact is None else fact.where, field="mesh.axes",
+                    value=f"tp x cp = {parts}" if turned else f"tp = {parts}",
+                    rule=f"does not divide the {heads} heads of segment {number}",
+                    fix=f"use a divisor of {heads}",
+                )  # fmt: skip

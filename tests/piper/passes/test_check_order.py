@@ -44,5 +44,5 @@ def test_stages_with_two_homes_take_half_of_the_microbatches_each() -> None:
 
 
 def test_a_microbatch_that_changes_direction_is_refused() -> None:
-    with pytest.raises(StrategyError, match="1F1.*other direction"):
+    with pytest.raises(StrategyError, match=r"1F1.*other direction"):
         both_ways("0F0 0F1 1F1 1B1 0B0 0B1", "0F2 1F0 1F2 1B0 1B2 0B2")

@@ -8,7 +8,7 @@ import pytest
 
 from piper.errors import StrategyError
 from piper.graph import ExpertSharding, Offloading, SequenceSharding
-from tests.facts import ALL, DENSE_TP, ONE, TP, every
+from tests.facts import ALL, DENSE_TP, ONE, TP, ULYSSES, every
 from tests.graphs import after, placed, transformer
 
 
@@ -59,3 +59,28 @@ def test_parameters_that_are_cut_are_not_offloaded_too() -> None:
     )
     with pytest.raises(StrategyError, match=r"s.json:7.*are cut over 2 ranks"):
         after(graph, "insert_offloads")
+
+
+def test_heads_are_not_cut_into_pieces() -> None:
+    graph = placed(
+        transformer(layers=1), stages=ONE, axes={"tp": 8}, tensor_shardings=(replace(TP, where="s.json:5"),)
+    )
+    with pytest.raises(StrategyError, match=r"s.json:5.*tp = 8.*does not divide the 4 heads"):
+        after(graph, "insert_exchanges")
+
+
+def test_heads_are_shared_by_tensor_and_all_to_all_context_parallelism() -> None:
+    graph = placed(
+        transformer(layers=1), stages=ONE, axes={"tp": 2, "cp": 4}, tensor_shardings=(TP,),
+        sequence_shardings=(ULYSSES,), replications=every(),
+    )  # fmt: skip
+    with pytest.raises(StrategyError, match=r"tp x cp = 8.*does not divide the 4 heads"):
+        after(graph, "insert_exchanges")
+
+
+def test_experts_are_not_cut_by_ep() -> None:
+    fact = ExpertSharding(segments=(6,), degree=8, where="s.json:4")
+    model = transformer(layers=1, experts=True)
+    graph = placed(model, stages=ONE, axes={"dp": 8}, expert_shardings=(fact,), replications=every())
+    with pytest.raises(StrategyError, match=r"s.json:4.*degree = 8 does not divide the 4 experts"):
+        after(graph, "insert_exchanges")
