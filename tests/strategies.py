@@ -1,0 +1,301 @@
+"""Random legal strategies: every feature of the language on its own, drawn one after another from a seed.
+
+To add a feature: a function that adds to a `Draft`, and one line in `FEATURES` at the place where what it
+reads is known. A draft is directives (as a strategy file has them) and the options of a job; all that is
+drawn must be legal, so that any violation in the compiled plan is a fault of ours.
+
+`compile_drawn` takes some milliseconds: models are made by hand (`tests.models`) and made once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from piper.compiler import compile_graph
+from piper.graph import build_graph
+from piper.strategy import Strategy, complete, resolve
+from piper.strategy.files import parse_directive
+from piper.strategy.strategy import facts, with_places
+from simulator.plan import Plan
+from tests.models import captured
+
+Slot = list[tuple[str, int, int]]
+"""Passes that may overlap: (letter, stage, microbatch)."""
+
+_model = lru_cache(maxsize=256)(captured)
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """A strategy that is being drawn.
+
+    Args:
+        choose: the source of randomness.
+        directives: as a strategy file has them.
+        homes: by stage its pipeline rank.
+        microbatches: of a replica.
+        features: names of what was drawn, for messages.
+    """
+
+    choose: random.Random
+    pp: int = 1
+    dp: int = 1
+    layers: int = 4
+    tied: bool = False
+    homes: tuple[int, ...] = (0,)
+    microbatches: int = 1
+    global_batch: int = 1
+    dtype: str = "bf16"
+    optimizer: str = "adamw"
+    clip: float | None = 1.0
+    directives: list[dict[str, Any]] = field(default_factory=list)
+    features: list[str] = field(default_factory=list)
+
+    @property
+    def stages(self) -> int:
+        return len(self.homes)
+
+    @property
+    def is_looped(self) -> bool:
+        """Tell whether a named schedule can run it: one stage for each pipeline rank."""
+        return self.homes == tuple(range(self.pp))
+
+    def add(self, op: str, **fields: Any) -> None:
+        self.directives.append({"op": op, **fields})
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.features)}: {self.directives}"
+
+
+def drawn(seed: int) -> Draft:
+    """Return the strategy of a seed, always the same."""
+    draft = Draft(choose=random.Random(seed))
+    for name, feature in FEATURES.items():
+        before = (len(draft.directives), draft.tied)
+        feature(draft)
+        if before != (len(draft.directives), draft.tied):
+            draft.features.append(name)
+    return draft
+
+
+def compile_drawn(draft: Draft, *, verified: bool = True) -> Plan:
+    """Compile the toy model under a drawn strategy."""
+    listed = tuple(
+        parse_directive(entry, where=f"drawn.json:{line}") for line, entry in enumerate(draft.directives, 1)
+    )
+    directives = with_places(listed, where="drawn.json")
+    strategy = Strategy(
+        stated=facts(directives, where="drawn.json"), directives=directives, where="drawn.json"
+    )
+    resolved = resolve(
+        strategy, gpus=None, gpus_per_node=8, global_batch=draft.global_batch, micro_batch=None
+    )
+    models = [
+        _model(layers=draft.layers, tied=draft.tied, micro_batch=size, dtype=draft.dtype)
+        for size in dict.fromkeys(resolved.sizes)
+    ]
+    stages, complete_directives = complete(resolved, models[0])
+    graph = build_graph(
+        models,
+        stages,
+        replica_batch=resolved.replica_batch,
+        dtype=draft.dtype,
+        optimizer=draft.optimizer,
+        clip_grad_norm=draft.clip,
+    )
+    return compile_graph(
+        graph, complete_directives, strategy=str(resolved.shorthand), notices=resolved.notices,
+        verified=verified,
+    )  # fmt: skip
+
+
+def _job(draft: Draft) -> None:
+    draft.dtype = draft.choose.choice(["bf16", "fp32"])
+    draft.optimizer = draft.choose.choice(["adamw", "sgd"])
+    draft.clip = draft.choose.choice([None, 1.0])
+
+
+def _model_shape(draft: Draft) -> None:
+    draft.layers = draft.choose.randint(4, 10)
+    draft.tied = draft.choose.random() < 0.4
+
+
+def _degrees(draft: Draft) -> None:
+    degrees = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)]
+    draft.pp, draft.dp = draft.choose.choice(degrees)
+
+
+def _stages(draft: Draft) -> None:
+    """Place one stage on each pipeline rank, or several: in a loop, down and up, or anyhow."""
+    loop = tuple(range(draft.pp))
+    most = (draft.layers + 2) // draft.pp
+    layouts = [loop, loop]
+    if most > 1:
+        layouts += [loop * 2, loop + loop[::-1], _any_homes(draft, draft.choose.randint(1, draft.pp))]
+    draft.homes = draft.choose.choice(layouts)
+
+
+def _any_homes(draft: Draft, more: int) -> tuple[int, ...]:
+    homes = [*range(draft.pp), *(draft.choose.randrange(draft.pp) for _ in range(more))]
+    draft.choose.shuffle(homes)
+    return tuple(homes)
+
+
+def _units(draft: Draft) -> list[int] | None:
+    """Return units of the model for each stage, uneven, or None: the default cut."""
+    if draft.choose.random() < 0.6:
+        return None
+    cuts = sorted(draft.choose.sample(range(1, draft.layers + 2), draft.stages - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, draft.layers + 2], strict=True)]
+
+
+def _place(draft: Draft) -> None:
+    """Place by position on named axes, or by the reference's device lists."""
+    units = _units(draft)
+    listed = draft.choose.random() < 0.3
+    if not listed:
+        axes = {"pp": draft.pp, "dp": draft.dp}
+        draft.add("mesh", axes=dict(draft.choose.sample(list(axes.items()), 2)))
+    for stage, home in enumerate(draft.homes):
+        where = {"at": {"pp": home}}
+        if listed:
+            where = {"devices": list(range(home * draft.dp, (home + 1) * draft.dp))}
+        size = {} if units is None else {"units": units[stage]}
+        draft.add("place", filter={"PP": stage}, **where, **size)
+
+
+def _split(draft: Draft) -> None:
+    """Cut the batch evenly or not, by the number or by the size of microbatches."""
+    number, size = draft.choose.randint(1, 7), draft.choose.randint(1, 3)
+    short = draft.choose.randrange(size)
+    batch = number * size - short
+    if draft.choose.random() < 0.5 and number <= batch:
+        draft.add("split", filter={}, dim_name="MB", num_microbatches=number)
+        draft.microbatches = number
+    else:
+        draft.add("split", filter={}, dim_name="MB", micro_batch=size)
+        draft.microbatches = -(-batch // size)
+    draft.global_batch = batch * draft.dp
+
+
+def _replicate(draft: Draft) -> None:
+    """Replicate all stages alike, or some with ZeRO-1 and some without."""
+    if draft.dp == 1 and draft.choose.random() < 0.7:
+        return
+    some = {stage for stage in range(draft.stages) if draft.choose.random() < 0.5}
+    others = set(range(draft.stages)) - some
+    if draft.choose.random() < 0.5 or not some or not others:
+        draft.add("replicate", filter={"PP": "*"}, shard_optimizer=draft.choose.random() < 0.5)
+        return
+    draft.add("replicate", filter={"PP": sorted(some)}, shard_optimizer=True)
+    draft.add("replicate", filter={"PP": sorted(others)}, shard_optimizer=False)
+
+
+def _recompute(draft: Draft) -> None:
+    """Recompute all layers, some layers, or whole stages."""
+    which = draft.choose.choice(["none", "none", "all", "layers", "stage"])
+    layers = sorted(draft.choose.sample(range(draft.layers), draft.choose.randint(1, draft.layers)))
+    filters = {
+        "all": {"LAYER": "*"}, "layers": {"LAYER": layers},
+        "stage": {"PP": draft.choose.randrange(draft.stages)},
+    }  # fmt: skip
+    if which != "none":
+        draft.add("recompute", filter=filters[which])
+
+
+def _order(draft: Draft) -> None:
+    """Name a schedule, leave the order out, or write rows that no schedule has."""
+    named = ["gpipe", "1f1b", None] if draft.is_looped else []
+    schedule = draft.choose.choice([*named, "rows"])
+    if schedule == "rows":
+        for row in random_rows(draft):
+            names = [[{"PP": s, "MB": m, "PASS": letter} for letter, s, m in slot] for slot in row]
+            draft.add("order", filters=names)
+    elif schedule is not None:
+        draft.add("order", schedule=schedule)
+
+
+def random_rows(draft: Draft) -> list[list[Slot]]:
+    """Return rows that can run: passes in any order in which their inputs are there, by pipeline rank.
+
+    Each pair of ranks hands over values in the order in which they are used.
+    """
+    rows: list[list[Slot]] = [[] for _ in range(draft.pp)]
+    ready: list[list[tuple[str, int, int]]] = [[] for _ in range(draft.pp)]
+    arriving: dict[tuple[int, int, str], deque[tuple[str, int, int]]] = {}
+    for microbatch in range(draft.microbatches):
+        ready[draft.homes[0]].append(("F", 0, microbatch))
+    eager = draft.choose.choice([0.2, 0.5, 0.8])
+    while True:
+        choices = [(rank, task) for rank, tasks in enumerate(ready) for task in tasks]
+        choices += [(target, queue[0]) for (_, target, _), queue in arriving.items() if queue]
+        if not choices:
+            return [_with_overlap(draft, row) for row in rows]
+        backward = [choice for choice in choices if choice[1][0] == "B"]
+        rank, task = draft.choose.choice(
+            backward if backward and draft.choose.random() < eager else choices
+        )
+        rows[rank].append([task])
+        for tasks in (ready[rank], *arriving.values()):
+            if task in tasks:
+                tasks.remove(task)
+        _hand_over(draft, task, ready=ready, arriving=arriving)
+
+
+def _hand_over(
+    draft: Draft,
+    task: tuple[str, int, int],
+    *,
+    ready: list[list[tuple[str, int, int]]],
+    arriving: dict[tuple[int, int, str], deque[tuple[str, int, int]]],
+) -> None:
+    letter, stage, microbatch = task
+    if letter == "F":
+        follower = ("F", stage + 1, microbatch) if stage + 1 < draft.stages else ("B", stage, microbatch)
+    elif stage > 0:
+        follower = ("B", stage - 1, microbatch)
+    else:
+        return
+    source, target = draft.homes[stage], draft.homes[follower[1]]
+    if source == target:
+        ready[target].append(follower)
+    else:
+        arriving.setdefault((source, target, letter), deque()).append(follower)
+
+
+def _with_overlap(draft: Draft, row: list[Slot]) -> list[Slot]:
+    """Join some neighbours, a forward and a backward of two microbatches, into slots that may overlap."""
+    joined: list[Slot] = []
+    for slot in row:
+        last = joined[-1] if joined else []
+        apart = len(last) == 1 and last[0][0] != slot[0][0] and last[0][2] != slot[0][2]
+        if apart and draft.choose.random() < 0.2:
+            last.extend(slot)
+        else:
+            joined.append(list(slot))
+    return joined
+
+
+def _shuffle(draft: Draft) -> None:
+    """Write the directives in any order of the file."""
+    if draft.choose.random() < 0.3:
+        draft.choose.shuffle(draft.directives)
+
+
+FEATURES: dict[str, Callable[[Draft], None]] = {
+    "job": _job,
+    "tied": _model_shape,
+    "degrees": _degrees,
+    "stages": _stages,
+    "place": _place,
+    "split": _split,
+    "replicate": _replicate,
+    "recompute": _recompute,
+    "order": _order,
+    "shuffled": _shuffle,
+}
