@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -235,11 +235,10 @@ def random_rows(draft: Draft) -> list[list[Slot]]:
         choices = [(rank, task) for rank, tasks in enumerate(ready) for task in tasks]
         choices += [(target, queue[0]) for (_, target, _), queue in arriving.items() if queue]
         if not choices:
-            return [_with_overlap(draft, row) for row in rows]
+            overlapped = [_with_overlap(draft, row) for row in rows]
+            return overlapped if can_run(draft, overlapped) else rows
         backward = [choice for choice in choices if choice[1][0] == "B"]
-        rank, task = draft.choose.choice(
-            backward if backward and draft.choose.random() < eager else choices
-        )
+        rank, task = draft.choose.choice(backward if backward and draft.choose.random() < eager else choices)
         rows[rank].append([task])
         for tasks in (ready[rank], *arriving.values()):
             if task in tasks:
@@ -266,6 +265,29 @@ def _hand_over(
         ready[target].append(follower)
     else:
         arriving.setdefault((source, target, letter), deque()).append(follower)
+
+
+def can_run(draft: Draft, rows: Sequence[Sequence[Slot]]) -> bool:
+    """Return whether slots can run one after another, each starting when all its inputs are there."""
+    done: set[tuple[str, int, int]] = set()
+    place = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while place[rank] < len(row) and all(_inputs(draft, task) <= done for task in row[place[rank]]):
+                done.update(row[place[rank]])
+                place[rank] += 1
+                moved = True
+    return place == [len(row) for row in rows]
+
+
+def _inputs(draft: Draft, task: tuple[str, int, int]) -> set[tuple[str, int, int]]:
+    letter, stage, microbatch = task
+    if letter == "F":
+        return {("F", stage - 1, microbatch)} if stage else set()
+    later = {("B", stage + 1, microbatch)} if stage + 1 < draft.stages else set()
+    return {("F", stage, microbatch), *later}
 
 
 def _with_overlap(draft: Draft, row: list[Slot]) -> list[Slot]:

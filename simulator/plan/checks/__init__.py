@@ -19,6 +19,7 @@ from simulator.plan.checks.dataflow import check_dataflow
 from simulator.plan.checks.exchanges import check_exchanges
 from simulator.plan.checks.facts import Facts
 from simulator.plan.checks.lifetime import check_lifetime
+from simulator.plan.checks.recomputation import check_recomputation
 from simulator.plan.checks.sizes import check_sizes
 from simulator.plan.checks.transfers import check_transfers
 from simulator.plan.checks.updates import check_updates
@@ -32,6 +33,7 @@ CHECKS: dict[str, Callable[[Facts], list[Violation]]] = {
     "coverage": check_coverage,
     "dataflow": check_dataflow,
     "exchanges": check_exchanges,
+    "recomputation": check_recomputation,
     "lifetime": check_lifetime,
     "sizes": check_sizes,
     "contributions": check_contributions,

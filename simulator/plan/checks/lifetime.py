@@ -1,6 +1,7 @@
 """Buffers: one birth, one death, and every reader surely in between ([Note: happens before]).
 
-An all-reduce works in place: whoever else reads its temporary buffers comes surely before or after it.
+A buffer of a microbatch belongs to the tasks of that microbatch. An all-reduce works in place: whoever else
+reads its temporary buffers comes surely before or after it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def _device(device: DeviceFacts) -> Iterator[Violation]:
     yield from _early(device, (free_task, free_buffer), born, verb="frees")
     yield from _late(device, (read_task, read_buffer), dead)
     yield from _raced(device, (read_task, read_buffer))
+    for tasks, buffers in ((alloc_task, alloc_buffer), (read_task, read_buffer), (free_task, free_buffer)):
+        yield from _foreign(device, tasks, buffers)
 
 
 def _flat(lists: IndexLists) -> tuple[Indices, Indices]:
@@ -131,6 +134,16 @@ def _raced(device: DeviceFacts, entries: tuple[Indices, Indices]) -> Iterator[Vi
         names = device.names((one, other))
         message = f"{names[0]} and {names[1]} use {_buffer(device, buffer)} in no order, and one changes it"
         yield Violation(rule="missing-wait", message=message, tasks=names)
+
+
+def _foreign(device: DeviceFacts, tasks: Indices, buffers: Indices) -> Iterator[Violation]:
+    """Yield tasks of one microbatch that use a buffer of another."""
+    own, theirs = device.plan.tasks.microbatch[tasks], device.plan.buffers.microbatch[buffers]
+    bad = (own != theirs) & (own != NONE) & (theirs != NONE)
+    for task, buffer in dict.fromkeys(_columns(bad, tasks, buffers)):
+        name = device.name(task)
+        message = f"{name} uses {_buffer(device, buffer)}, which is of another microbatch"
+        yield Violation(rule="wrong-microbatch", message=message, tasks=(name,))
 
 
 def _of_temporary(device: DeviceFacts, entries: tuple[Indices, Indices]) -> tuple[Indices, Indices]:

@@ -5,6 +5,8 @@
   they allocate and read: the message must fit in there together. (A ring shift passes many pieces through
   its buffers, so that it is not asked.)
 * All persistent parameters of a device hold its buckets and its frozen parameters.
+* All persistent optimizer state holds the moments and masters of the buckets that stay on the device, where
+  the optimizer is one of `_STATE_BYTES`.
 * All persistent gradients hold the input of the reductions that read no buffer of their own.
 * Everything else has a size that only capture knows, but it is the same for equal tasks of microbatches of
   one size (equal: kind, stage, segments, and microbatches with the same tasks on this device).
@@ -35,6 +37,10 @@ _EQUAL_COLUMNS = ("kind", "stage", "first_segment", "last_segment", "part", "pha
 _CUT_ZERO = 3
 """From ZeRO 3 on parameters are cut over ranks between their uses."""
 
+_STATE_BYTES = {("adamw", 4): 8, ("adamw", 2): 12, ("sgd", 4): 0, ("sgd", 2): 4}
+"""(optimizer, bytes of a parameter) -> bytes of state per element: fp32 moments, fp32 master of a 2-byte
+parameter (DESIGN 3)."""
+
 
 def check_sizes(facts: Facts) -> list[Violation]:
     """Find buffers that are smaller than what their tasks put there."""
@@ -42,6 +48,7 @@ def check_sizes(facts: Facts) -> list[Violation]:
     for device in facts.devices:
         found += _messages(device)
         found += _parameters(facts, device)
+        found += _optimizer(facts, device)
         found += _gradients(device)
         found += _odd(facts, device)
     return found
@@ -94,6 +101,26 @@ def _parameters(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
     if held < needed:
         message = (
             f"rank {device.rank} has {needed} bytes of parameters, but its parameter buffers have {held}"
+        )
+        yield Violation(rule="buffer-too-small", message=message, stages=device.plan.stages)
+
+
+def _optimizer(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
+    """Yield devices whose optimizer buffers cannot hold the state of their buckets."""
+    training, table = facts.plan.training, device.plan.tasks
+    each = _STATE_BYTES.get((training.optimizer, DTYPE_BYTES[training.dtype]))
+    away = set(table.bucket[np.isin(table.kind, sorted(HOST_COPY_KINDS))].tolist())
+    if each is None:
+        return
+    needed = sum(
+        bucket.padded_numel // bucket.shard_count * each
+        for number, bucket in enumerate(device.plan.buckets)
+        if bucket.kind != TIED and number not in away
+    )
+    held = _persistent_bytes(device, MemoryClass.OPTIMIZER)
+    if held < needed:
+        message = (
+            f"rank {device.rank} has {needed} bytes of optimizer state, but its optimizer buffers have {held}"
         )
         yield Violation(rule="buffer-too-small", message=message, stages=device.plan.stages)
 

@@ -227,6 +227,7 @@ def _device(rank: int, ranks: int, microbatches: int, *, clip: bool, tied: bool)
         builder.buffer(name, cls, persistent=True)
         for name, cls in (("parameters", MemoryClass.PARAMETERS), ("gradients", MemoryClass.GRADIENTS))
     )
+    builder.buffer("optimizer", MemoryClass.OPTIMIZER, persistent=True)
     slots = one_f_one_b_slots(rank, ranks, microbatches)
     _step(builder, slots, (rank, ranks), streams=streams, static=static)
     tying = tied and ranks > 1 and rank in {0, ranks - 1}

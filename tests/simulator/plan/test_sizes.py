@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.plan import Plan, TensorSpec
+from simulator.plan import MemoryClass, Plan, TensorSpec
 from simulator.plan.check import Violation, check_plan
 from tests.jobs import compiled
 from tests.simulator.plan.pipelines import change, find, pipeline_plan, tasks_of
@@ -93,3 +93,26 @@ def test_shares_of_a_tensor_are_legal_where_ranks_cut_it():
             plan = change(plan, rank, f"{code}{microbatch}", edit=lambda task: replace(task, size_bytes=128))
     assert {v.rule for v in check_plan(plan)} == {"transfer-bytes"}
     assert "transfer-bytes" not in {v.rule for v in check_plan(replace(plan, mesh=mesh))}
+
+
+def test_optimizer_state_must_fit_its_buffers() -> None:
+    plan = compiled("dp=2,zero=1", dtype="bf16", optimizer="adamw")
+    classes = plan.device_plans[0].buffers.memory_class
+    buffer = int((classes == MemoryClass.OPTIMIZER).argmax())
+    found = only(shrunk(plan, 0, buffer))
+    needed = plan.device_plans[0].buckets[0].padded_numel // 2 * 12
+    assert found.message == (
+        f"rank 0 has {needed} bytes of optimizer state, but its optimizer buffers have {needed - 1}"
+    )
+
+
+def test_a_microbatch_uses_only_its_own_buffers() -> None:
+    plan = compiled("dp=1,schedule=gpipe", global_batch=2)
+    device = plan.device_plans[0]
+    swapped = device.buffers.microbatch.copy()
+    mine = swapped >= 0
+    swapped[mine] = 1 - swapped[mine]
+    broken = replace(device, buffers=replace(device.buffers, microbatch=swapped))
+    found = check_plan(replace(plan, device_plans=(broken,)))
+    assert {violation.rule for violation in found} == {"wrong-microbatch"}
+    assert "which is of another microbatch" in found[0].message

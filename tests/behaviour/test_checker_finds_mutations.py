@@ -1,0 +1,78 @@
+"""Random legal plans pass the checker; random defects of them are found (>= 99 %)."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+import pytest
+
+from simulator.plan import Plan
+from simulator.plan.check import check_plan
+from tests.mutations import MUTATIONS, Mutant
+from tests.strategies import compile_drawn, drawn
+
+TRIES = 60
+"""Plans that are looked at for one that has a place for a mutation."""
+
+
+@lru_cache(maxsize=512)
+def legal_plan(seed: int) -> Plan:
+    return compile_drawn(drawn(seed), verified=False)
+
+
+def mutant(kind: str, number: int) -> tuple[int, Mutant]:
+    """Return the seed of a plan and one of its mutants, always the same for a kind and number."""
+    choose = random.Random(f"{kind} {number}")
+    for _ in range(TRIES):
+        seed = choose.randrange(400)
+        found = MUTATIONS[kind](legal_plan(seed), choose)
+        if found is not None:
+            return seed, found
+    raise AssertionError(f"none of {TRIES} plans has a place for: {kind}")
+
+
+def missed(count: int) -> list[str]:
+    """Return the defects that the checker does not see, of `count` over all kinds."""
+    kinds = [list(MUTATIONS)[number % len(MUTATIONS)] for number in range(count)]
+    mutants = [(kind, *mutant(kind, number)) for number, kind in enumerate(kinds)]
+    return [
+        f"{kind}, seed {seed} ({', '.join(drawn(seed).features)}): {found.what}"
+        for kind, seed, found in mutants
+        if not check_plan(found.plan)
+    ]
+
+
+def flagged(seeds: range) -> list[str]:
+    """Return what the checker finds in legal plans."""
+    return [
+        f"seed {seed}: {violation} in {drawn(seed)}"
+        for seed in seeds
+        for violation in check_plan(legal_plan(seed))
+    ]
+
+
+def test_one_hundred_legal_plans_have_no_violation() -> None:
+    assert flagged(range(100)) == []
+
+
+def test_of_one_hundred_defects_at_most_one_is_missed() -> None:
+    found = missed(100)
+    assert len(found) <= 1, "\n".join(found)
+
+
+@pytest.mark.slow
+def test_one_thousand_legal_plans_have_no_violation() -> None:
+    assert flagged(range(1000)) == []
+
+
+@pytest.mark.slow
+def test_of_one_thousand_defects_at_least_99_percent_are_found() -> None:
+    found = missed(1000)
+    assert len(found) <= 10, "\n".join(found)
+
+
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_every_kind_of_defect_is_found_where_it_has_a_place(kind: str) -> None:
+    _, found = mutant(kind, 0)
+    assert check_plan(found.plan), found.what
