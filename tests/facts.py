@@ -112,6 +112,19 @@ CASES: dict[str, dict[str, Any]] = {
         "stages": TWO, "axes": {"tp": 2, "cp": 2, "dp": 2}, "tensor_shardings": (TP,),
         "sequence_shardings": (RING,), "replications": every(zero=3, shard_ranks=2), "rows": MIXED,
     },
+    "tied": {"tied": True, "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1)},
+    "tied_zero3": {
+        "tied": True, "stages": TWO, "axes": {"dp": 4}, "replications": every(zero=3, shard_ranks=2),
+        "rows": MIXED,
+    },
+    "tied_per_microbatch_tp": {
+        "tied": True, "stages": TWO, "axes": {"tp": 2, "dp": 2}, "tensor_shardings": (TP,),
+        "replications": every(reduce_every="microbatch"),
+    },
+    "tied_two_directions": {
+        "tied": True, "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=2), "rows": BOTH_WAYS,
+        "microbatches": 4,
+    },
     "two_directions": {
         "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1), "rows": BOTH_WAYS, "microbatches": 4,
     },
@@ -155,6 +168,13 @@ CASES: dict[str, dict[str, Any]] = {
 """Fields of the graph by name of a combination."""
 
 
+def with_tied_head(model: CapturedModel) -> CapturedModel:
+    """Return the model with the embedding's weight in its head."""
+    *others, head = model.segments
+    head = replace(head, parameters=("embed.weight",))
+    return replace(model, segments=(*others, head), parameters=model.parameters[:-1])
+
+
 def with_cut_loss(model: CapturedModel) -> CapturedModel:
     """Return the model with its loss inside a TP region that cuts the vocabulary."""
     *others, head = model.segments
@@ -175,6 +195,8 @@ def graph_of(name: str, **changes: Any) -> Graph:
     """Return the graph of a combination, with some fields changed, before the passes."""
     case = CASES[name] | changes
     model = transformer(layers=1, experts=case.pop("experts", False))
+    if case.pop("tied", False):
+        model = with_tied_head(model)
     if case.pop("cut_loss", False):
         model = with_cut_loss(model)
     stages = max(case["stages"]) + 1

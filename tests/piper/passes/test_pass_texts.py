@@ -18,7 +18,10 @@ TEXTS = {
     "split_backward": ("split", "mixed_zero2", "tp_split"),
     "copy_stages": ("two_directions",),
     "insert_transfers": ("zero0", "tp", "two_directions"),
-    "reduce_gradients": ("zero0", "zero1", "zero2", "zero3", "hsdp1", "hsdp3", "per_microbatch", "tp", "ep"),
+    "reduce_gradients": (
+        "zero0", "zero1", "zero2", "zero3", "hsdp1", "hsdp3", "per_microbatch", "tp", "ep",
+        "tied_zero3", "tied_per_microbatch_tp", "two_directions",
+    ),
     "insert_update": ("one_replica", "zero1", "zero3"),
     "insert_offloads": ("offload_activations", "offload_state"),
 }  # fmt: skip
