@@ -102,8 +102,13 @@ def _unordered(device: DeviceFacts, pairs: list[Pair]) -> Iterator[Violation]:
     bad = ~device.before(first, second)
     for giver, taker in np.unique(np.stack([first[bad], second[bad]]), axis=1).T.tolist():
         names = device.names((giver, taker))
-        message = f"{names[1]} needs the result of {names[0]}, but does not wait for it"
-        yield Violation(rule="missing-order", message=message, tasks=names)
+        if device.comes_before(taker, giver):
+            circle = " -> ".join(device.codes[task] for task in (taker, giver, taker))
+            message = f"{names[1]} needs the result of {names[0]}, which comes after it: a cycle {circle}"
+            yield Violation(rule="cycle", message=message, tasks=names)
+        else:
+            message = f"{names[1]} needs the result of {names[0]}, but does not wait for it"
+            yield Violation(rule="missing-order", message=message, tasks=names)
 
 
 def _never_sent(facts: Facts, transfers: list[_Transfers]) -> Iterator[Violation]:

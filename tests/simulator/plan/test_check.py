@@ -276,7 +276,7 @@ def test_split_backwards_are_legal_only_as_a_pair_in_order():
 def test_a_backward_before_its_forward_and_a_foreign_stage_are_named():
     early = move(pipeline_plan(), 1, "1B1", before="1F1")
     assert any(
-        violation.rule == "missing-order" and violation.tasks == ("rank 1: 1F1", "rank 1: 1B1")
+        violation.rule == "cycle" and violation.tasks == ("rank 1: 1F1", "rank 1: 1B1")
         for violation in check_plan(early)
     )
     foreign = change(pipeline_plan(), 1, "1F1", edit=lambda task: replace(task, first_segment=0))
