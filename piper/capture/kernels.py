@@ -1,8 +1,9 @@
 """Kernels that torch fuses on the GPU, put in place of what it would do on meta tensors.
 
 On meta tensors `F.scaled_dot_product_attention` and `F.rms_norm` fall apart into many operators (attention
-would even keep its scores). Here attention takes the flash path (the memory-efficient one under a mask),
-with grouped keys and values as they are; RMS norm is one kernel each way; dropout keeps a mask.
+would even keep its scores), and `F.grouped_mm` takes bf16 only. Here attention takes the flash path (the
+memory-efficient one under a mask), with grouped keys and values as they are; RMS norm and a grouped product
+are one kernel each way and operand; dropout keeps a mask.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class GpuKernels(TorchFunctionMode):
             F.rms_norm: _rms_norm_with(recorder),
             torch.rms_norm: _rms_norm_with(recorder),
             F.dropout: _dropout,
+            torch._grouped_mm: _grouped_mm_with(recorder),
         }
 
     def __torch_function__(  # noqa: PLR0917
@@ -133,3 +135,37 @@ class _RMSNorm(torch.autograd.Function):
         writes = [grad_x] if grad_weight is None else [grad_x, grad_weight]
         ctx.recorder.kernel("aten._fused_rms_norm_backward.default", reads=reads, writes=writes)
         return grad_x, grad_weight, None, None
+
+
+def _grouped_mm_with(recorder: Recorder) -> Callable[..., Tensor]:
+    def grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+        product: Tensor = _GroupedMM.apply(mat_a, mat_b, offs, recorder)  # type: ignore[no-untyped-call]
+        return product
+
+    return grouped_mm
+
+
+class _GroupedMM(torch.autograd.Function):
+    """[rows, k] times [groups, k, n] in one kernel: each group its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, ends: Tensor, recorder: Recorder) -> Tensor:  # noqa: PLR0917
+        product = rows.new_empty((rows.shape[0], weights.shape[-1]))
+        recorder.kernel("aten._grouped_mm.default", reads=[rows, weights, ends], writes=[product])
+        ctx.recorder = recorder
+        ctx.save_for_backward(rows, weights, ends)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, ends = ctx.saved_tensors
+        grad_rows = grad_weights = None
+        if ctx.needs_input_grad[0]:
+            grad_rows = rows.new_empty(rows.shape)
+            reads = [grads[0], weights.transpose(1, 2), ends]
+            ctx.recorder.kernel("aten._grouped_mm.default", reads=reads, writes=[grad_rows])
+        if ctx.needs_input_grad[1]:
+            grad_weights = torch.empty_like(weights)
+            reads = [rows.t(), grads[0], ends]
+            ctx.recorder.kernel("aten._grouped_mm.default", reads=reads, writes=[grad_weights])
+        return grad_rows, grad_weights, None, None

@@ -91,6 +91,15 @@ def _matmul(call: Call) -> Cost:
     return Cost(OpKind.MATMUL, (batch, m, n, k), 2 * batch * m * n * k)
 
 
+def _grouped_matmul(call: Call) -> Cost:
+    """Count [rows, k] x [groups, k, n], or the gradient [k, rows] x [rows, n] of every group."""
+    a, b, ends = call.args[:3]
+    forward = b.dim() == 3  # noqa: PLR2004
+    rows, k = a.shape if forward else reversed(a.shape)
+    shape = (ends.numel(), rows, b.shape[-1], k)
+    return Cost(OpKind.GROUPED_MATMUL, shape, 2 * rows * b.shape[-1] * k)
+
+
 def _matvec(call: Call) -> Cost:
     a, b = [value for value in call.args if isinstance(value, Tensor)][-2:]
     m, k = (a.shape[0] if a.dim() > 1 else 1), b.shape[0]
@@ -226,6 +235,7 @@ COSTS: dict[str, Callable[[Call], Cost]] = {
     "mv": _matvec,
     "addmv": _matvec,
     "dot": _matvec,
+    "_grouped_mm": _grouped_matmul,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
@@ -261,7 +271,7 @@ ALLOCATIONS = frozenset(
 )
 """Operators that launch no kernel."""
 
-MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"})
+MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 """Operators whose backward is one matmul for the inputs (dgrad) and one for the weights (wgrad)."""
 
 MATH_ATTENTION = "_safe_softmax"

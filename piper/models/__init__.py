@@ -7,7 +7,8 @@ To add a family:
    `n_parameters`, `context_length`, `assumed` and `facts(name)`.
 2. `piper/models/<family>.py`: an annotated `nn.Module` taking `(config, seq_len=...)`, with
    `forward(tokens, labels)` returning the summed token loss in fp32; parameter names as in Hugging Face.
-3. One line in `MODELS`, and its class and `model_type` in `ARCHITECTURES`.
+3. One line in `MODELS` (`builds_on`: the family whose modules it uses), and its class and `model_type` in
+   `ARCHITECTURES`.
 The tests over `MODELS` then check parameter count, capture, and gradients.
 """
 
@@ -29,29 +30,40 @@ class Family:
     Args:
         config: its torch-free configuration class.
         module: its `nn.Module` class.
+        builds_on: family whose modules it uses, or "".
     """
 
     config: str
     module: str
+    builds_on: str = ""
 
 
 MODELS: dict[str, Family] = {
     "llama": Family(
         config="piper.models.llama_config:LlamaConfig", module="piper.models.llama:LlamaForCausalLM"
     ),
+    "mixtral": Family(
+        config="piper.models.mixtral_config:MixtralConfig",
+        module="piper.models.mixtral:MixtralForCausalLM",
+        builds_on="llama",
+    ),
 }
 
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "llama",
     "llama": "llama",
+    "MixtralForCausalLM": "mixtral",
+    "mixtral": "mixtral",
 }
 
 CATALOGUE: dict[str, str] = {
     "tiny-llama": "tiny-llama.yaml",
+    "tiny-moe": "tiny-moe.yaml",
     "llama2-7b": "llama2-7b.yaml",
     "llama3-8b": "llama3-8b.yaml",
     "llama3-70b": "llama3-70b.yaml",
     "llama3.1-405b": "llama3.1-405b.yaml",
+    "mixtral-8x7b": "mixtral-8x7b.yaml",
 }
 
 

@@ -18,6 +18,7 @@ Llama 3.1: meta-llama/llama-models, `apply_scaling`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -163,15 +164,21 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding and layers; the final norm is applied by the head's unit."""
+    """Embedding and layers; the final norm is applied by the head's unit.
+
+    Args:
+        config: the shape apart from the layers.
+        layers: each maps ([microbatch, seq, hidden], cos, sin) to [microbatch, seq, hidden].
+        positions: length of the rotary tables.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: LlamaConfig, *, positions: int) -> None:
+    def __init__(self, config: LlamaConfig, layers: Iterable[nn.Module], *, positions: int) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocabulary, config.hidden)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config)
         cos, sin = rope_tables(config, positions=positions)
         self.register_buffer("cos", cos, persistent=False)
@@ -186,22 +193,25 @@ class Decoder(nn.Module):
         return x
 
 
-class LlamaForCausalLM(nn.Module):
-    """A Llama model with its summed cross-entropy loss.
+class CausalLM(nn.Module):
+    """A decoder with its summed cross-entropy loss.
 
     Args:
-        config: the shape.
+        config: the shape apart from the layers.
+        layers: of the decoder, in order.
         seq_len: longest sequence to prepare rotary tables for; at least the model's context.
 
     Attributes:
         init_std: standard deviation of the published initialisation (matrices; norms start at 1).
     """
 
-    def __init__(self, config: LlamaConfig, *, seq_len: int | None = None) -> None:
+    def __init__(
+        self, config: LlamaConfig, layers: Iterable[nn.Module], *, seq_len: int | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.init_std = config.init_std
-        self.model = Decoder(config, positions=max(config.context_length, seq_len or 0))
+        self.model = Decoder(config, layers, positions=max(config.context_length, seq_len or 0))
         self.lm_head = Linear(config.hidden, config.vocabulary, bias=False)
         if config.tied_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -236,3 +246,10 @@ class LlamaForCausalLM(nn.Module):
             with annotate("TP"):
                 logits = self.lm_head(normed).float()
                 return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+class LlamaForCausalLM(CausalLM):
+    """A Llama model; arguments as in `CausalLM`."""
+
+    def __init__(self, config: LlamaConfig, *, seq_len: int | None = None) -> None:
+        super().__init__(config, (Layer(config) for _ in range(config.layers)), seq_len=seq_len)

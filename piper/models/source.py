@@ -59,9 +59,12 @@ class ModelSource:
 
         parts = [json.dumps(self.config, sort_keys=True)]
         folder = Path(__file__).parent
-        for target in (MODELS[self.family].config, MODELS[self.family].module):
-            module = target.partition(":")[0]
-            parts.append((folder / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
+        family = self.family
+        while family:
+            for target in (MODELS[family].config, MODELS[family].module):
+                module = target.partition(":")[0]
+                parts.append((folder / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
+            family = MODELS[family].builds_on
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def build(self, *, dtype: str, device: str, seq_len: int | None = None) -> nn.Module:

@@ -143,10 +143,16 @@ def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, *_: Any, **__
     return x * 1.0 if weight is None else x * weight
 
 
+def _grouped_mm(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+    """Return a meta tensor like the result of a grouped product [rows, k] x [groups, k, n]."""
+    return mat_a @ mat_b[0]
+
+
 STAND_INS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
+    torch._grouped_mm: _grouped_mm,
 }
 """While tracing only shapes matter: on meta tensors these fall apart into dozens of slow operators, and
 torch would import its compiler for them (seconds)."""
