@@ -65,9 +65,9 @@ class SparseMoE(nn.Module):
         ends = (expert_of_row.unsqueeze(1) <= experts).sum(0, dtype=torch.int32)
         rows = tokens.index_select(0, order // self.top_k)
         with annotate("EP"):
-            rows = self.experts(rows, ends)
-        mixed = rows.index_select(0, home_of_row).unflatten(0, (-1, self.top_k)) * weights.unsqueeze(-1)
-        return mixed.sum(1).view(x.shape)
+            made: Tensor = self.experts(rows, ends)
+        by_token = made.index_select(0, home_of_row).view(-1, self.top_k, x.shape[-1])
+        return (by_token * weights.unsqueeze(-1)).sum(1).view(x.shape)
 
 
 class Layer(nn.Module):
@@ -87,7 +87,8 @@ class Layer(nn.Module):
             with annotate("TP"):
                 attended = self.self_attn(normed, cos, sin)
             x = x + attended
-            return x + self.block_sparse_moe(self.post_attention_layernorm(x))
+            mixed: Tensor = self.block_sparse_moe(self.post_attention_layernorm(x))
+            return x + mixed
 
 
 class MixtralForCausalLM(CausalLM):

@@ -77,6 +77,18 @@ def test_bf16_with_fp32_masters_is_bitwise_equal_and_judged_by_its_own_tolerance
     assert outcome.result["verified"] is True
 
 
+@pytest.mark.parametrize("strategy", ["pp=2,dp=2,zero=1", "pp=4,recompute=full"])
+def test_sparse_experts_train_as_in_one_process(strategy: str) -> None:
+    job = Job(
+        model="tiny-moe", strategy=load_strategy(strategy), gpus=4, global_batch=4, dtype="fp32",
+        optimizer="sgd",
+    )  # fmt: skip
+    compiled = compile_job(job)
+    outcome = run_local(compiled.plan, compiled.source, num_ranks=4, steps=3, verify=True, timeout_s=60.0)
+    assert outcome.result["max_relative_error"] == BITWISE
+    assert outcome.result["verified"] is True
+
+
 def test_native_reductions_hold_within_tolerances() -> None:
     plan = plan_of("dp=4", clip=0.1)
     result = train(plan, reductions="native").result
