@@ -103,7 +103,11 @@ def _write_csv(found: Preview, path: str, *, form: str) -> None:
     from piper.schedules import csv_table, csv_torch
     from piper.schedules.entries import entries_of, with_transfers
 
-    entries = entries_of(found.rows) if form == "passes" else with_transfers(found.rows, stages=found.stages)
+    entries = (
+        entries_of(found.rows)
+        if form == "passes"
+        else with_transfers(found.rows, stages=found.stages, copies=found.copies)
+    )
     text = csv_table.write(entries) if form == "table" else csv_torch.write(entries)
     try:
         Path(path).write_text(text, encoding="utf-8", newline="")
@@ -128,7 +132,7 @@ def _required(option: str, value: int | None) -> int:
 
 def _check(name: str, counts: dict[str, int], *, costs: Costs, memory_cap: Fraction | None) -> None:
     """Raise IllegalPlanError with every violation of the rows."""
-    from piper.schedules import stages_of, unchecked_rows
+    from piper.schedules import copies_of, find_schedule, stages_of, unchecked_rows
     from piper.schedules.rows import row_violations
     from simulator.errors import IllegalPlanError
 
@@ -139,7 +143,10 @@ def _check(name: str, counts: dict[str, int], *, costs: Costs, memory_cap: Fract
         virtual_stages_per_rank=counts["virtual_stages_per_rank"],
         where="schedule",
     )
-    violations = row_violations(rows, stages=stages, num_microbatches=counts["num_microbatches"])
+    copies = copies_of(find_schedule(name, where="schedule"))
+    violations = row_violations(
+        rows, stages=stages, num_microbatches=counts["num_microbatches"], copies=copies
+    )
     if violations:
         raise IllegalPlanError(where=name, violations=violations)
 

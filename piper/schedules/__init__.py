@@ -6,14 +6,16 @@ To add a schedule: write `piper/schedules/<name>.py` with a function
 
 that returns, per pipeline rank, a list of slots; a slot is a code such as "2F0" (stage, F | B | BI | BW,
 microbatch), or a list of codes that overlap. Transfers follow from the codes. A count that the schedule
-has no rows for raises ValueError. `rows.stage_of_rank = "v"` says that stages run down and up the ranks
-(default "loop": rank r holds r, r + p, ...). Add one line to `SCHEDULES`; the contract tests run over every
-line: each microbatch F and B once per stage, on the right rank, and the rows can run.
+has no rows for raises ValueError. `rows.stage_of_rank` says how stages lie on the ranks: "loop" (default,
+rank r holds r, r + p, ...), "v" (down and up), or "bidirectional" (down, and a copy of the model up; see
+`copies`). Add one line to `SCHEDULES`; the contract tests run over every line: each microbatch F and B once
+per stage, on the right rank, and the rows can run.
 
 A user's schedule needs no line: `schedule=my.py:function`, `schedule=my.csv`, or `register`. Other files of
-this folder: `rows` (typed rows and what makes them legal), `costs`, `limits`, `alternating` (rows that 1F1B
-and its kin share), `user_file`; `preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without
-a model); `schedule_file`, `entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
+this folder: `rows` (typed rows and what makes them legal), `copies`, `costs`, `limits`, `user_file`;
+`alternating`, `v_shape` and `dual` (rows that several schedules share); `preview`, `minimal_plan` and `gantt`
+(a schedule simulated and drawn without a model); `schedule_file`, `entries`, `csv_torch`, `csv_table` and
+`file_check` (schedules in CSV files).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 from cost_models.errors import nearest, require_positive_int
 from piper.errors import StrategyError
 from piper.schedules import (
+    dualpipe,
     dualpipe_v,
     gpipe,
     interleaved_1f1b,
@@ -64,10 +67,11 @@ SCHEDULES: dict[str, ModuleType] = {
     "zbv": zbv,
     "v_half": v_half,
     "v_min": v_min,
+    "dualpipe": dualpipe,
     "dualpipe_v": dualpipe_v,
 }
 
-PLANNED = ("zb_1p", "zb_2p", "dualpipe")
+PLANNED = ("zb_1p", "zb_2p")
 """Names that mean a schedule, but that this version has no rows for."""
 
 _REGISTERED: dict[str, ScheduleFunction] = {}
@@ -184,13 +188,20 @@ def default_virtual_stages(name: str, *, where: str = "strategy") -> int:
     function = find_schedule(name, where=where)
     if isinstance(function, ScheduleFile):
         return function.virtual_stages_per_rank
-    return 2 if layout_of(function) == "v" else 1
+    return 1 if layout_of(function) == "loop" else 2
 
 
 def layout_of(function: ScheduleFunction) -> Layout:
-    """Return how the schedule lays stages on ranks: "loop", "v", or the stages of each rank."""
+    """Return how the schedule lays stages on ranks: a name of `rows.LAYOUTS`, or the stages of each rank."""
     layout: Layout = getattr(function, "stage_of_rank", "loop")
     return layout
+
+
+def copies_of(function: ScheduleFunction) -> int:
+    """Return the copies of the model among a schedule's stages: 1, or 2 in two directions; [Note: copies]."""
+    if isinstance(function, ScheduleFile):
+        return function.copies
+    return 2 if layout_of(function) == "bidirectional" else 1
 
 
 _Counts = tuple[int, int, int]
@@ -250,7 +261,8 @@ def _checked_rows(
     rows = _rows_of(function, counts, costs=costs, memory_cap=memory_cap, where=where)
     num_pipeline_ranks, num_microbatches, vp = counts
     stages = stages_by_rank(num_pipeline_ranks, vp, layout=layout_of(function))
-    validate_rows(rows, stages=stages, num_microbatches=num_microbatches, where=where)
+    copies = copies_of(function)
+    validate_rows(rows, stages=stages, num_microbatches=num_microbatches, copies=copies, where=where)
     return rows
 
 
@@ -283,6 +295,7 @@ __all__ = [
     "ScheduleFile",
     "ScheduleFunction",
     "Slot",
+    "copies_of",
     "default_virtual_stages",
     "find_schedule",
     "layout_of",

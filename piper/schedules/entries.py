@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cost_models.errors import check_invariant
+from piper.schedules.copies import Copies
 from piper.schedules.rows import Rows, Slot
 from simulator.plan.task import NONE, RECV_KINDS, TaskKind, TaskName
 
@@ -103,7 +104,7 @@ def entries_of(rows: Rows) -> Entries:
     return tuple(tuple(Entry(passes=slot) for slot in row) for row in rows)
 
 
-def with_transfers(rows: Rows, *, stages: Sequence[Sequence[int]]) -> Entries:
+def with_transfers(rows: Rows, *, stages: Sequence[Sequence[int]], copies: int = 1) -> Entries:
     """List the transfers of rows that can run: a send right behind its pass, the receive in the same moment.
 
     Ranks are visited in turn, each runs one slot if what it needs has been computed or received; the receive
@@ -111,43 +112,50 @@ def with_transfers(rows: Rows, *, stages: Sequence[Sequence[int]]) -> Entries:
     and no rank waits for another in a circle. See [Note: transfers between ranks].
     """
     owner = {stage: rank for rank, held in enumerate(stages) for stage in held}
+    order = Copies(num_stages=len(owner), count=copies)
     found: list[list[Entry]] = [[] for _ in rows]
-    done: set[tuple[int, bool, int, int]] = set()
+    done: _Inputs = set()
     place = [0] * len(rows)
     while any(place[rank] < len(row) for rank, row in enumerate(rows)):
         before = sum(place)
         for rank, row in enumerate(rows):
-            if place[rank] < len(row) and _is_ready(row[place[rank]], rank, done, last=len(owner) - 1):
+            if place[rank] < len(row) and _is_ready(row[place[rank]], rank, order, done=done):
                 slot = row[place[rank]]
                 place[rank] += 1
                 found[rank].append(Entry(passes=slot))
                 for task in slot:
-                    _hand_over(task, rank, owner=owner, found=found, done=done)
+                    _hand_over(task, rank, order, owner=owner, found=found, done=done)
         check_invariant(sum(place) > before, "rows that can run are stuck")
     return tuple(tuple(row) for row in found)
 
 
-def _is_ready(slot: Slot, rank: int, done: set[tuple[int, bool, int, int]], *, last: int) -> bool:
+_Inputs = set[tuple[int, bool, int, int]]
+"""What ranks have from other stages: rank, whether it is a gradient, stage that needs it, microbatch."""
+
+
+def _is_ready(slot: Slot, rank: int, order: Copies, *, done: _Inputs) -> bool:
     """Tell whether the rank has the inputs of a slot from other stages."""
     return all(
         (rank, task.kind is not TaskKind.F, task.stage, task.microbatch) in done
         for task in slot
-        if task.kind is not TaskKind.BW and task.stage != (0 if task.kind is TaskKind.F else last)
+        if task.kind is not TaskKind.BW
+        and order.goal(task.stage, forward=task.kind is not TaskKind.F) != NONE
     )
 
 
 def _hand_over(
     task: TaskName,
     rank: int,
+    order: Copies,
     *,
     owner: Mapping[int, int],
     found: list[list[Entry]],
-    done: set[tuple[int, bool, int, int]],
+    done: _Inputs,
 ) -> None:
     """Note that the next stage has its input, and list the transfer if it lies on another rank."""
     forward = task.kind is TaskKind.F
-    goal = task.stage + (1 if forward else -1)
-    if task.kind is TaskKind.BW or goal not in owner:
+    goal = order.goal(task.stage, forward=forward)
+    if task.kind is TaskKind.BW or goal == NONE:
         return
     done.add((owner[goal], not forward, goal, task.microbatch))
     if owner[goal] != rank:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from piper.schedules.copies import Copies
 from piper.schedules.entries import Entry, Transfer
 from piper.schedules.rows import pass_violations
 from piper.schedules.schedule_file import ScheduleFile
@@ -37,7 +38,9 @@ def file_violations(file: ScheduleFile) -> tuple[str, ...]:
         listed = {stage for held in stages for stage in held}
         found += [f"stage {stage} has no passes" for stage in range(count) if stage not in listed]
         found = found or list(
-            pass_violations(file.rows, stages=stages, num_microbatches=file.num_microbatches)
+            pass_violations(
+                file.rows, stages=stages, num_microbatches=file.num_microbatches, copies=file.copies
+            )
         )
     ends = _ends(file)
     found += _bad_transfers(file, ends)
@@ -107,9 +110,10 @@ def _missing_transfers(file: ScheduleFile, ends: _Ends) -> Iterator[str]:
             if message not in other:
                 yield f"{_shown(file, places[0])} of rank {places[0][0]} has no other end in the file"
     owner = {stage: rank for rank, held in enumerate(file.stage_of_rank) for stage in held}
+    order = Copies(num_stages=len(owner), count=file.copies)
     for task in (task for row in file.rows for slot in row for task in slot if task.kind is not TaskKind.BW):
         forward = task.kind is TaskKind.F
-        goal = task.stage + (1 if forward else -1)
+        goal = order.goal(task.stage, forward=forward)
         kind = TaskKind.SEND_F if forward else TaskKind.SEND_B
         crosses = goal in owner and owner[goal] != owner[task.stage]
         if crosses and (kind, task.stage, task.microbatch) not in ends.sends:

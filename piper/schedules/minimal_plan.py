@@ -12,10 +12,11 @@ the compute stream, the other on a second one, and the next slot waits for both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cost_models.ops import Operation, OpKind
 from piper.errors import StrategyError
+from piper.schedules.copies import Copies
 from piper.schedules.rows import Rows, Slot
 from simulator.plan import (
     BufferTable,
@@ -33,6 +34,7 @@ from simulator.plan import (
     TrainingFacts,
     Work,
 )
+from simulator.plan.task import NONE
 
 WORKS = ("F", "B", "BI", "BW", "FB")
 """Names of the fixed operations: the passes, and a slot in which an F and a B overlap."""
@@ -43,6 +45,7 @@ def preview_plan(
     *,
     stages: Sequence[Sequence[int]],
     durations_ns: Mapping[str, int],
+    copies: int = 1,
     where: str = "schedule",
 ) -> Plan:
     """Return the plan of a model without parameters: one segment per stage, fixed times by pass.
@@ -51,11 +54,13 @@ def preview_plan(
         rows: a schedule that `validate_rows` accepts.
         stages: the stages of each pipeline rank.
         durations_ns: of F, B, BI, BW, FB and comm.
+        copies: of the model among the stages; see [Note: copies].
         where: what the user gave, for errors.
 
     Raises: StrategyError for a slot that has no cost: anything but one pass, or one F with one B.
     """
-    num_stages = sum(len(held) for held in stages)
+    order = Copies(num_stages=sum(len(held) for held in stages), count=copies)
+    stages_of_model = order.stages_of_a_copy
     num_microbatches = 1 + max(task.microbatch for row in rows for slot in row for task in slot)
     for rank, row in enumerate(rows):
         for number, slot in enumerate(row):
@@ -63,14 +68,14 @@ def preview_plan(
     owner = {stage: rank for rank, held in enumerate(stages) for stage in held}
     shortest = min(durations_ns[name] for name in WORKS)
     lanes = 1 if durations_ns["comm"] == 0 else 2 * (-(-durations_ns["comm"] // shortest) + 1)
-    sent = _sent_by_pair(rows, owner, num_stages)
-    emitters = [_Emitter(rank, owner=owner, lanes=lanes, sent=sent) for rank in range(len(rows))]
+    sent = _sent_by_pair(rows, owner, order)
+    emitters = [_Emitter(rank, order=order, owner=owner, lanes=lanes, sent=sent) for rank in range(len(rows))]
     return Plan(
         strategy=f"pp={len(rows)}",
         directives=(),
         schedule=where,
         model=ModelFacts(
-            name="none", n_parameters=0, n_active_parameters=0, layers=num_stages, hidden=0, heads=0,
+            name="none", n_parameters=0, n_active_parameters=0, layers=stages_of_model, hidden=0, heads=0,
             head_dim=0, vocabulary=0,
         ),
         training=TrainingFacts(
@@ -79,10 +84,10 @@ def preview_plan(
         ),
         mesh=Mesh(axes=(("pp", len(rows)),)),
         parameters=(),
-        segments=tuple(_segment(stage) for stage in range(num_stages)),
+        segments=tuple(_segment(stage) for stage in range(stages_of_model)),
         edges=tuple(
             Edge(source_stage=s, target_stage=s + 1, values=((s, 0),), grad_values=((s, 0),))
-            for s in range(num_stages - 1)
+            for s in range(stages_of_model - 1)
         ),
         works=tuple(_work(name) for name in WORKS),
         groups=(),
@@ -93,40 +98,40 @@ def preview_plan(
 
 
 Transfer = tuple[TaskKind, int, int]
-"""Kind of send, edge, microbatch."""
+"""Kind of send, the lower of its two virtual stages, microbatch."""
 _RECEIVED_AS = {TaskKind.SEND_F: TaskKind.RECV_F, TaskKind.SEND_B: TaskKind.RECV_B}
 
 
 def _sent_by_pair(
-    rows: Rows, owner: Mapping[int, int], num_stages: int
+    rows: Rows, owner: Mapping[int, int], order: Copies
 ) -> dict[tuple[int, int], list[Transfer]]:
     """Return what each rank sends to each other one, in the order of the sender's row."""
     sent: dict[tuple[int, int], list[Transfer]] = {}
     for rank, row in enumerate(rows):
         for task in (task for slot in row for task in slot):
-            goal = _goal(task, num_stages)
-            if goal is not None and owner[goal] != rank:
+            goal = _goal(task, order)
+            if goal != NONE and owner[goal] != rank:
                 sent.setdefault((rank, owner[goal]), []).append(_sending(task))
     return sent
 
 
-def _goal(task: TaskName, num_stages: int) -> int | None:
-    """Return the stage that needs the result of a pass."""
-    goal = {TaskKind.F: task.stage + 1, TaskKind.BW: num_stages}.get(task.kind, task.stage - 1)
-    return goal if 0 <= goal < num_stages else None
+def _goal(task: TaskName, order: Copies) -> int:
+    """Return the stage that needs the result of a pass, or NONE."""
+    return NONE if task.kind is TaskKind.BW else order.goal(task.stage, forward=task.kind is TaskKind.F)
 
 
 def _sending(task: TaskName) -> Transfer:
     forward = task.kind is TaskKind.F
-    edge = task.stage if forward else task.stage - 1
-    return TaskKind.SEND_F if forward else TaskKind.SEND_B, edge, task.microbatch
+    lower = task.stage if forward else task.stage - 1
+    return TaskKind.SEND_F if forward else TaskKind.SEND_B, lower, task.microbatch
 
 
 @dataclass(slots=True)
 class _Emitter:
-    """Emits the tasks of one pipeline rank in dispatch order."""
+    """Emits the tasks of one pipeline rank in dispatch order; they name the stages of the model."""
 
     rank: int
+    order: Copies
     owner: Mapping[int, int]
     lanes: int
     sent: Mapping[tuple[int, int], Sequence[Transfer]]
@@ -145,7 +150,7 @@ class _Emitter:
             before = self._slot(slot, before)
         return DevicePlan(
             pipeline_rank=self.rank,
-            stages=tuple(sorted(stages)),
+            stages=tuple(sorted({self._stage(stage) for stage in stages})),
             streams=tuple(self.streams),
             buffers=BufferTable.of(size_bytes=(), memory_class=(), persistent=(), owners=()),
             buckets=(),
@@ -153,9 +158,13 @@ class _Emitter:
         )
 
     def _emit(self, task: Task) -> int:
-        self.tasks.append(task)
-        self.position[task.kind, task.stage, task.microbatch] = len(self.tasks) - 1
+        """Add a task of a virtual stage."""
+        self.position[task.kind, task.stage, task.microbatch] = len(self.tasks)
+        self.tasks.append(replace(task, stage=self._stage(task.stage)))
         return len(self.tasks) - 1
+
+    def _stage(self, virtual_stage: int) -> int:
+        return self.order.copy_of(virtual_stage)[0]
 
     def _stream(self, name: str) -> int:
         return self.streams.setdefault(name, len(self.streams))
@@ -164,9 +173,10 @@ class _Emitter:
         return self._stream(direction if self.lanes == 1 else f"{direction}#{number % self.lanes}")
 
     def _receive(self, source: int, number: int, transfer: Transfer) -> None:
-        sent_as, edge, microbatch = transfer
+        sent_as, lower, microbatch = transfer
         kind = _RECEIVED_AS[sent_as]
-        stage = edge + 1 if kind is TaskKind.RECV_F else edge
+        stage = lower + 1 if kind is TaskKind.RECV_F else lower
+        edge = self._stage(lower)
         lane = self._lane(f"recv<{source}", number)
         self._emit(Task(kind=kind, stage=stage, microbatch=microbatch, stream=lane, peer=source, edge=edge))
 
@@ -177,13 +187,18 @@ class _Emitter:
         emitted = tuple(
             self._emit(
                 Task(
-                    kind=task.kind, stage=task.stage, microbatch=task.microbatch, first_segment=task.stage,
-                    last_segment=task.stage, stream=self._stream("overlap") if number else 0, work=work,
+                    kind=task.kind,
+                    stage=task.stage,
+                    microbatch=task.microbatch,
+                    first_segment=self._stage(task.stage),
+                    last_segment=self._stage(task.stage),
+                    stream=self._stream("overlap") if number else 0,
+                    work=work,
                     waits=waits,
                 )
             )
             for number, task in enumerate(slot)
-        )  # fmt: skip
+        )
         for task, position in zip(slot, emitted, strict=True):
             self._send(task, position)
         return emitted
@@ -201,18 +216,18 @@ class _Emitter:
         return [self.position[key] for key in keys if key in self.position]
 
     def _send(self, task: TaskName, position: int) -> None:
-        goal = _goal(task, len(self.owner))
-        if goal is None or self.owner[goal] == self.rank:
+        goal = _goal(task, self.order)
+        if goal == NONE or self.owner[goal] == self.rank:
             return
         peer = self.owner[goal]
         number = self.counts.get(peer, 0)
         self.counts[peer] = number + 1
-        kind, edge, microbatch = _sending(task)
+        kind, lower, microbatch = _sending(task)
         lane = self._lane(f"send>{peer}", number)
         self._emit(
             Task(
-                kind=kind, stage=task.stage, microbatch=microbatch, stream=lane, peer=peer, edge=edge,
-                waits=(position,),
+                kind=kind, stage=task.stage, microbatch=microbatch, stream=lane, peer=peer,
+                edge=self._stage(lower), waits=(position,),
             )
         )  # fmt: skip
 

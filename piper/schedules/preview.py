@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from cost_models.models.unit import UnitCostModel
 from piper.errors import StrategyError
-from piper.schedules import find_schedule, layout_of, schedule_rows
+from piper.schedules import copies_of, find_schedule, layout_of, schedule_rows
+from piper.schedules.copies import Copies, in_model_stages
 from piper.schedules.costs import Costs, parse_costs
 from piper.schedules.minimal_plan import WORKS, preview_plan
 from piper.schedules.rows import Rows, Slot, show_rows, stages_by_rank
@@ -38,6 +39,7 @@ class Preview:
         stages: the stages of each pipeline rank.
         costs: what the passes cost.
         num_microbatches: microbatches per step.
+        copies: of the model among the stages.
         spans: by pipeline rank, the slots as they ran.
     """
 
@@ -45,6 +47,7 @@ class Preview:
     stages: tuple[tuple[int, ...], ...]
     costs: Costs
     num_microbatches: int
+    copies: int
     spans: tuple[tuple[Span, ...], ...]
 
     @property
@@ -67,15 +70,19 @@ class Preview:
     def bubble_fraction_span(self) -> Fraction:
         """Return 1 - (passes of one rank) / longest_rank_span, as zero-bubble papers define it."""
         passes = self.costs["F"] + self.costs["BI"] + self.costs["BW"]
-        return 1 - self.num_microbatches * len(self.stages[0]) * passes / self.longest_rank_span
+        stages = Fraction(len(self.stages[0]), self.copies)
+        return 1 - self.num_microbatches * stages * passes / self.longest_rank_span
 
     @property
     def in_flight(self) -> tuple[Fraction, ...]:
         """Return by rank the most microbatches of its whole model part held at once.
 
-        A stage counts 1 / (stages of the rank) from the start of F to the end of B or BW.
+        A stage counts 1 / (stages of the rank and copy) from the start of F to the end of B or BW.
         """
-        return tuple(_most_held(row) / len(held) for row, held in zip(self.spans, self.stages, strict=True))
+        return tuple(
+            _most_held(row) * self.copies / len(held)
+            for row, held in zip(self.spans, self.stages, strict=True)
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the object of `piper schedules --json`."""
@@ -117,9 +124,10 @@ def preview_schedule(
         memory_cap=memory_cap,
         where=where,
     )
-    layout = layout_of(find_schedule(name, where=where))
-    stages = stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout)
-    return preview_rows(rows, stages=stages, costs=exact, engine=engine, where=where)
+    function = find_schedule(name, where=where)
+    stages = stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout_of(function))
+    copies = copies_of(function)
+    return preview_rows(rows, stages=stages, costs=exact, copies=copies, engine=engine, where=where)
 
 
 def preview_rows(
@@ -127,6 +135,7 @@ def preview_rows(
     *,
     stages: tuple[tuple[int, ...], ...],
     costs: Costs,
+    copies: int = 1,
     engine: str = "auto",
     where: str = "schedule",
 ) -> Preview:
@@ -136,22 +145,29 @@ def preview_rows(
     """
     unit = math.lcm(*(cost.denominator for cost in costs.values()))
     durations = {name: _whole_ns(name, cost * unit, where) for name, cost in costs.items()}
-    plan = preview_plan(rows, stages=stages, durations_ns=durations, where=where)
+    plan = preview_plan(rows, stages=stages, durations_ns=durations, copies=copies, where=where)
     cost_model = UnitCostModel(
         {name: durations[name] / 1e9 for name in WORKS}, transfer_s=durations["comm"] / 1e9
     )
     timeline = simulate(plan, cost_model, steps=1, engine=engine)
     spans = []
-    for row, track in zip(rows, timeline.tracks, strict=True):
+    order = Copies(num_stages=sum(map(len, stages)), count=copies)
+    for row, named, track in zip(rows, in_model_stages(rows, order), timeline.tracks, strict=True):
         times = dict(
             zip(track.codes, zip(track.start_ns.tolist(), track.end_ns.tolist(), strict=True), strict=True)
         )
-        spans.append(tuple(_span(slot, times, unit) for slot in row))
+        spans.append(
+            tuple(
+                Span(tasks=slot, start=Fraction(times[code][0], unit), end=Fraction(times[code][1], unit))
+                for slot, code in zip(row, (slot[0].code for slot in named), strict=True)
+            )
+        )
     return Preview(
         rows=rows,
         stages=stages,
         costs=costs,
         num_microbatches=plan.training.num_microbatches,
+        copies=copies,
         spans=tuple(spans),
     )
 
@@ -167,11 +183,6 @@ def _whole_ns(name: str, cost: Fraction, where: str) -> int:
             fix="give the costs with fewer digits",
         )
     return int(cost)
-
-
-def _span(slot: Slot, times: Mapping[str, tuple[int, int]], unit: int) -> Span:
-    start, end = times[slot[0].code]
-    return Span(tasks=slot, start=Fraction(start, unit), end=Fraction(end, unit))
 
 
 def _most_held(row: Sequence[Span]) -> Fraction:

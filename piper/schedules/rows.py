@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard, TypeVar
 
 from piper.errors import StrategyError
+from piper.schedules.copies import Copies
 from simulator.errors import PlanError
 from simulator.plan.task import NONE, TaskKind, TaskName
 
@@ -18,7 +19,7 @@ RawRows = Sequence[Sequence[str | Sequence[str]]]
 """What a schedule function returns: codes such as "2F0", or lists of codes that overlap."""
 
 _KINDS = (TaskKind.F, TaskKind.B, TaskKind.BI, TaskKind.BW)
-LAYOUTS = ("loop", "v")
+LAYOUTS = ("loop", "v", "bidirectional")
 Layout = str | tuple[tuple[int, ...], ...]
 """How stages lie on ranks: a name of `LAYOUTS`, or by rank its stages."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -39,8 +40,9 @@ def stages_by_rank(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each pipeline rank.
 
-    "loop": rank r holds r, r + p, r + 2p, ...; "v": every second round runs backwards (r and 2p - 1 - r); or
-    the stages of each rank themselves, as a schedule file says them.
+    "loop": rank r holds r, r + p, r + 2p, ...; "v": every second round runs backwards (r and 2p - 1 - r);
+    "bidirectional": the same numbers, but stages p to 2p - 1 are copies, see [Note: copies]; or the stages of
+    each rank themselves, as a schedule file says them.
     Raises: StrategyError for another layout.
     """
     if isinstance(layout, tuple):
@@ -50,13 +52,13 @@ def stages_by_rank(
             where="schedule",
             field="stage_of_rank",
             value=layout,
-            rule="must be 'loop' or 'v'",
-            fix="set the attribute stage_of_rank of the schedule function to 'loop' or 'v'",
+            rule="must be 'loop', 'v' or 'bidirectional'",
+            fix="set the attribute stage_of_rank of the schedule function to one of these",
         )
     last = num_pipeline_ranks - 1
     return tuple(
         tuple(
-            turn * num_pipeline_ranks + (last - rank if layout == "v" and turn % 2 else rank)
+            turn * num_pipeline_ranks + (last - rank if layout != "loop" and turn % 2 else rank)
             for turn in range(virtual_stages_per_rank)
         )
         for rank in range(num_pipeline_ranks)
@@ -87,13 +89,18 @@ def show_rows(rows: Rows) -> list[list[str | list[str]]]:
 
 
 def validate_rows(
-    rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int, where: str = "schedule"
+    rows: Rows,
+    *,
+    stages: Sequence[Sequence[int]],
+    num_microbatches: int,
+    copies: int = 1,
+    where: str = "schedule",
 ) -> None:
     """Raise unless `row_violations` finds nothing.
 
     Raises: StrategyError with the first violation and how many there are.
     """
-    found = row_violations(rows, stages=stages, num_microbatches=num_microbatches)
+    found = row_violations(rows, stages=stages, num_microbatches=num_microbatches, copies=copies)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise StrategyError(
@@ -105,27 +112,40 @@ def validate_rows(
         )
 
 
-def row_violations(rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int) -> tuple[str, ...]:
+def row_violations(
+    rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int, copies: int = 1
+) -> tuple[str, ...]:
     """Return every reason why the rows are no schedule.
 
     Args:
         rows: the order of each pipeline rank.
         stages: the stages of each pipeline rank, as `stages_by_rank` returns them.
         num_microbatches: microbatches per step.
+        copies: of the model among the stages; see [Note: copies].
 
-    Each stage and microbatch needs F once and B once (or BI and BW once each) on the rank that holds the
-    stage, and the rows must be able to run: F after F of the stage before, B (BI) after its F and after the
-    B (BI) of the stage behind, BW after its BI, each rank in its order.
+    Each stage needs F once and B once (or BI and BW once each) of every microbatch of its copy, on the rank
+    that holds the stage, and the rows must be able to run: F after F of the stage before, B (BI) after its F
+    and after the B (BI) of the stage behind, BW after its BI, each rank in its order.
     """
-    found = pass_violations(rows, stages=stages, num_microbatches=num_microbatches)
-    return found or tuple(_blocked(rows))
+    found = pass_violations(rows, stages=stages, num_microbatches=num_microbatches, copies=copies)
+    return found or tuple(_blocked(rows, Copies(num_stages=sum(map(len, stages)), count=copies)))
 
 
-def pass_violations(rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int) -> tuple[str, ...]:
+def pass_violations(
+    rows: Rows, *, stages: Sequence[Sequence[int]], num_microbatches: int, copies: int = 1
+) -> tuple[str, ...]:
     """Return the passes that `row_violations` finds missing, repeated or misplaced, whatever their order."""
     if len(rows) != len(stages):
         return (f"there are {len(rows)} rows for {len(stages)} pipeline ranks",)
-    return (*_misplaced(rows, stages, num_microbatches), *_miscounted(rows, stages, num_microbatches))
+    num_stages = sum(map(len, stages))
+    for what, number in (("stages", num_stages), ("microbatches", num_microbatches)):
+        if number % copies:
+            return (f"{number} {what} cannot be divided between {copies} copies",)
+    shares = Copies(num_stages=num_stages, count=copies)
+    return (
+        *_misplaced(rows, stages, num_microbatches),
+        *_miscounted(rows, shares, num_microbatches),
+    )
 
 
 def _parse_row(row: Sequence[object], *, where: str) -> tuple[Slot, ...]:
@@ -185,16 +205,21 @@ def _misplaced(rows: Rows, stages: Sequence[Sequence[int]], num_microbatches: in
                 yield f"{task.code} stands on rank {rank}, but stage {task.stage} is on {owner[task.stage]}"
 
 
-def _miscounted(rows: Rows, stages: Sequence[Sequence[int]], num_microbatches: int) -> Iterator[str]:
-    num_stages = sum(len(held) for held in stages)
+def _miscounted(rows: Rows, copies: Copies, num_microbatches: int) -> Iterator[str]:
+    num_stages = copies.num_stages
     counts = {kind: [[0] * num_microbatches for _ in range(num_stages)] for kind in _KINDS}
     for task in (task for row in rows for slot in row for task in slot):
         if task.stage < num_stages and task.microbatch < num_microbatches:
             counts[task.kind][task.stage][task.microbatch] += 1
     for stage in range(num_stages):
+        own = copies.microbatches(stage, num_microbatches)
         for microbatch in range(num_microbatches):
             forward, *backward = (counts[kind][stage][microbatch] for kind in _KINDS)
             where = f"stage {stage} microbatch {microbatch}"
+            if microbatch not in own:
+                if forward or any(backward):
+                    yield f"{where}: this copy of the model runs only microbatches {own[0]}..{own[-1]}"
+                continue
             if forward != 1:
                 yield f"{where}: F stands {forward} times, must be once"
             if backward not in ([1, 0, 0], [0, 1, 1]):
@@ -202,9 +227,8 @@ def _miscounted(rows: Rows, stages: Sequence[Sequence[int]], num_microbatches: i
                 yield f"{where}: there are {shown}, must be 1 B, or 1 BI and 1 BW"
 
 
-def _blocked(rows: Rows) -> Iterator[str]:
+def _blocked(rows: Rows, copies: Copies) -> Iterator[str]:
     """Run the rows on dataflow alone; yield the slot at which each rank is stuck for ever."""
-    last_stage = max(task.stage for row in rows for slot in row for task in slot)
     done: set[_Result] = set()
     waiting: dict[_Result, list[int]] = {}
     place = [0] * len(rows)
@@ -213,7 +237,7 @@ def _blocked(rows: Rows) -> Iterator[str]:
         rank = ready.pop()
         while place[rank] < len(rows[rank]):
             slot = rows[rank][place[rank]]
-            missing = _missing(slot, done, last_stage)
+            missing = _missing(slot, done, copies)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
@@ -224,7 +248,7 @@ def _blocked(rows: Rows) -> Iterator[str]:
     for rank, row in enumerate(rows):
         if place[rank] < len(row):
             slot = row[place[rank]]
-            need = _missing(slot, done, last_stage)
+            need = _missing(slot, done, copies)
             codes = " and ".join(task.code for task in slot)
             yield f"rank {rank} is stuck at slot {place[rank]}, {codes}, which needs {_shown(need)}"
 
@@ -240,18 +264,20 @@ def _result(task: TaskName) -> _Result | None:
     return task.kind is not TaskKind.F, task.stage, task.microbatch
 
 
-def _needs(task: TaskName, last_stage: int) -> tuple[_Result, ...]:
+def _needs(task: TaskName, copies: Copies) -> tuple[_Result, ...]:
     stage, microbatch = task.stage, task.microbatch
     if task.kind is TaskKind.F:
-        return ((False, stage - 1, microbatch),) if stage > 0 else ()
+        before = copies.goal(stage, forward=False)
+        return () if before == NONE else ((False, before, microbatch),)
     if task.kind is TaskKind.BW:
         return ((True, stage, microbatch),)
     own = (False, stage, microbatch)
-    return (own, (True, stage + 1, microbatch)) if stage < last_stage else (own,)
+    behind = copies.goal(stage, forward=True)
+    return (own,) if behind == NONE else (own, (True, behind, microbatch))
 
 
-def _missing(slot: Slot, done: set[_Result], last_stage: int) -> _Result | None:
-    return next((need for task in slot for need in _needs(task, last_stage) if need not in done), None)
+def _missing(slot: Slot, done: set[_Result], copies: Copies) -> _Result | None:
+    return next((need for task in slot for need in _needs(task, copies) if need not in done), None)
 
 
 def _shown(need: _Result | None) -> str:

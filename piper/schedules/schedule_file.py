@@ -16,7 +16,7 @@ from cost_models.documents import UnreadableError, read_text
 from piper.errors import StrategyError
 from piper.schedules.entries import Entry
 from piper.schedules.limits import require_memory
-from piper.schedules.rows import Rows
+from piper.schedules.rows import Rows, stages_by_rank
 from simulator.plan.task import TaskKind, TaskName
 
 MOST_NUMBERED = 2**22
@@ -51,6 +51,22 @@ class ScheduleFile:
             tuple(sorted(stage for stage, held in owner.items() if held == rank))
             for rank in range(len(self.rows))
         )
+
+    @cached_property
+    def copies(self) -> int:
+        """Return 2 if the file runs stages in two directions, else 1; see [Note: copies].
+
+        Then each rank r of P runs stages r and 2P - 1 - r, and stages from P on run other microbatches, with
+        higher numbers, than those below.
+        """
+        num_ranks = len(self.rows)
+        if self.stage_of_rank != stages_by_rank(num_ranks, 2, layout="bidirectional"):
+            return 1
+        below, above = (
+            [task.microbatch for task in self._passes() if (task.stage >= num_ranks) is upper]
+            for upper in (False, True)
+        )
+        return 2 if max(below) < min(above) else 1
 
     @property
     def num_pipeline_ranks(self) -> int:
@@ -108,7 +124,7 @@ class ScheduleFile:
             held = 0
             for slot in row:
                 held += sum(task.kind is TaskKind.F for task in slot)
-                most = max(most, Fraction(held, len(stages)))
+                most = max(most, Fraction(held * self.copies, len(stages)))
                 held -= sum(task.kind in {TaskKind.B, TaskKind.BW} for task in slot)
         return most
 

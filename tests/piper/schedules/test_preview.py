@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piper.errors import StrategyError
-from piper.schedules import SCHEDULES, parse_costs, stages_of
+from piper.schedules import SCHEDULES, copies_of, find_schedule, parse_costs, stages_of
 from piper.schedules.gantt import draw_gantt
 from piper.schedules.minimal_plan import preview_plan
 from piper.schedules.preview import Preview, preview_rows, preview_schedule
@@ -147,7 +147,9 @@ def test_the_plan_of_a_schedule_is_legal(name, comm):
         rows = rows_or_none(name, p, m, v)
         if rows is not None:
             stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
-            assert check_plan(preview_plan(rows, stages=stages, durations_ns=durations)) == []
+            copies = copies_of(find_schedule(name))
+            plan = preview_plan(rows, stages=stages, durations_ns=durations, copies=copies)
+            assert check_plan(plan) == []
     v_plan = preview_plan(parse_rows(V_ROWS, where="test"), stages=V_STAGES, durations_ns=durations)
     assert check_plan(v_plan) == []
 

@@ -67,7 +67,7 @@ def test_stages_go_round_in_a_loop_or_down_and_up_in_a_v():
     with pytest.raises(StrategyError) as caught:
         stages_by_rank(3, 2, layout="w")
     assert caught.value.field == "stage_of_rank"
-    assert "'loop' or 'v'" in caught.value.fix
+    assert "'loop', 'v' or 'bidirectional'" in caught.value.rule
 
 
 def test_legal_rows_with_fused_split_and_overlapping_passes_pass():

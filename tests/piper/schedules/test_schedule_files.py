@@ -8,6 +8,7 @@ import pytest
 from piper.errors import StrategyError
 from piper.schedules import (
     SCHEDULES,
+    copies_of,
     csv_table,
     csv_torch,
     default_virtual_stages,
@@ -144,12 +145,13 @@ def test_what_is_written_is_read_back_and_legal(tmp_path, name, form):
             continue
         found += 1
         stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
-        entries = entries_of(rows) if form == "passes" else with_transfers(rows, stages=stages)
+        copies = copies_of(find_schedule(name))
+        entries = entries_of(rows) if form == "passes" else with_transfers(rows, stages=stages, copies=copies)
         text = csv_table.write(entries) if form == "table" else csv_torch.write(entries)
         path = saved(tmp_path / f"{p}_{m}_{v}.csv", text)
         file = load_schedule_file(path)
         assert file.rows == rows
-        assert file.stage_of_rank == stages
+        assert (file.stage_of_rank, file.copies) == (stages, copies)
         assert [[entry.code for entry in row] for row in file.entries] == [
             [entry.code for entry in row] for row in entries
         ]

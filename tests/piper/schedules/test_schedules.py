@@ -10,6 +10,7 @@ from piper.errors import StrategyError
 from piper.schedules import (
     PLANNED,
     SCHEDULES,
+    copies_of,
     default_virtual_stages,
     find_schedule,
     parse_costs,
@@ -19,11 +20,13 @@ from piper.schedules import (
     stages_of,
     unchecked_rows,
 )
+from piper.schedules.copies import Copies
 from piper.schedules.rows import row_violations
 from simulator.plan.task import TaskKind
 from tests.piper.schedules.oracles import parse, rows_or_none, torch_rows
 
-GRID = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 7, 8, 16, 20, 32)]
+GRID = [(p, m) for p in (1, 2, 3, 4, 6, 8) for m in (1, 2, 3, 4, 7, 8, 12, 16, 20, 32)]
+FEWEST_LEGAL = 17
 CONTRACT_NAMES = [
     "gpipe",
     "1f1b",
@@ -52,9 +55,11 @@ def test_every_microbatch_runs_forward_and_backward_once_on_each_stage_and_the_r
                 continue
             found += 1
             stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
-            assert row_violations(rows, stages=stages, num_microbatches=m) == ()
-            assert passes_of(rows) == sorted((s, mb) for held in stages for s in held for mb in range(m))
-    assert found >= len(GRID) // 2, found
+            copies = copies_of(find_schedule(name))
+            assert row_violations(rows, stages=stages, num_microbatches=m, copies=copies) == ()
+            order = Copies(num_stages=p * v, count=copies)
+            assert passes_of(rows) == [(s, mb) for s in range(p * v) for mb in order.microbatches(s, m)]
+    assert found >= FEWEST_LEGAL, found
 
 
 def passes_of(rows) -> list[tuple[int, int]]:
@@ -138,6 +143,92 @@ def test_rows_in_a_v_equal_those_of_torch_and_refuse_the_counts_that_it_refuses(
             compared += 1
             assert show_rows(rows) == torch_rows(in_torch, p, m, 2), (p, m)
     assert compared >= 15
+
+
+def moved(slot, stages: dict[int, int], microbatches: dict[int, int]):
+    """Return a slot with other stage numbers, and microbatches from another start on each."""
+    if isinstance(slot, list):
+        return [moved(code, stages, microbatches) for code in slot]
+    stage, kind, microbatch = parse(slot)
+    return f"{stages[stage]}{kind}{microbatch + microbatches[stage]}"
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 12), (8, 16), (8, 20), (16, 64)])
+def test_each_half_of_dualpipe_is_the_dualpipe_v_of_torch_on_half_the_ranks(p, m):
+    """A V folds the ranks of the second half onto those of the first; unfolded, both halves do the same."""
+    rows = show_rows(
+        schedule_rows("dualpipe", num_pipeline_ranks=p, num_microbatches=m, virtual_stages_per_rank=2)
+    )
+    for r, row in enumerate(torch_rows("DualPipeV", p // 2, m // 2, 2)):
+        here = {r: r, p - 1 - r: 2 * p - 1 - r}
+        there = {r: p + r, p - 1 - r: p - 1 - r}
+        assert rows[r] == [moved(slot, here, {r: 0, p - 1 - r: m // 2}) for slot in row]
+        assert rows[p - 1 - r] == [moved(slot, there, {r: m // 2, p - 1 - r: 0}) for slot in row]
+
+
+def phases(half: int, ranks: int, n: int) -> list[tuple[str, int]]:
+    """Return the published phases of a rank: what repeats (0 near, 1 far, {} overlapped), and how often.
+
+    DeepSeek-AI, `dualpipe.py`: nF0, nF0F1, nB1W1F1, nF0B1F1B0, nB1F1B0, nB1B0, nWB0, nW; `half` counts from
+    the outer end, n is the microbatches of one direction.
+    """
+    inner = ranks // 2 - half - 1
+    main = n - ranks + half + 1
+    turn = (
+        [("F0 B1 {F1 B0}", 1), ("{F0 B1} {F1 B0}", main - 1)] if inner == 0 else [("{F0 B1} {F1 B0}", main)]
+    )
+    return [
+        ("F0", 2 * inner),
+        ("F0 F1", half + 1),
+        ("BI1 BW F1", inner),
+        *turn,
+        ("B1 {F1 B0}", inner),
+        *[("B1", 1) if number % 2 == 0 else ("B0", 1) for number in range(half + 1)],
+        *[("BI1", 1) if number % 2 == 0 else ("BI0", 1) for number in range(half + 1, 2 * half + 2)],
+        ("BW BI0", inner),
+        ("BW", half + 1),
+    ]
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (6, 18), (8, 20)])
+def test_dualpipe_rows_are_the_published_phases(p, m):
+    rows = schedule_rows("dualpipe", num_pipeline_ranks=p, num_microbatches=m, virtual_stages_per_rank=2)
+    for rank, row in enumerate(rows):
+        far = 2 * p - 1 - rank if rank < p // 2 else rank
+        told = []
+        for slot in row:
+            names = [
+                task.kind.name + ("" if task.kind is TaskKind.BW else str(int(task.stage == far)))
+                for task in slot
+            ]
+            told += [names[0]] if len(names) == 1 else ["{" + names[0], names[1] + "}"]
+        want = [
+            part
+            for what, times in phases(min(rank, p - 1 - rank), p, m // 2)
+            for part in what.split() * times
+        ]
+        assert told == want, rank
+        for kinds in ({TaskKind.F}, {TaskKind.B, TaskKind.BI}):
+            for stage in {task.stage for slot in row for task in slot}:
+                order = [t.microbatch for slot in row for t in slot if t.stage == stage and t.kind in kinds]
+                assert order == list(range(m // 2)) or order == list(range(m // 2, m))
+        queue = [(t.stage, t.microbatch) for slot in row for t in slot if t.kind is TaskKind.BI]
+        assert queue == [(t.stage, t.microbatch) for slot in row for t in slot if t.kind is TaskKind.BW]
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "near"),
+    [
+        (4, 9, "use 8 or 10 microbatches"),
+        (4, 6, "use 8 or more, an even number"),
+        (3, 8, "use 2 or 4 ranks"),
+        (1, 8, "use 2 ranks"),
+    ],
+)
+def test_dualpipe_refuses_odd_counts_and_too_few_microbatches_with_the_nearest_legal_ones(p, m, near):
+    with pytest.raises(StrategyError) as caught:
+        schedule_rows("dualpipe", num_pipeline_ranks=p, num_microbatches=m, virtual_stages_per_rank=2)
+    assert near in caught.value.rule
 
 
 def published_1f1b_row(rank: int, ranks: int, microbatches: int) -> list[str]:
@@ -285,7 +376,7 @@ def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
     assert instead in caught.value.rule
 
 
-@pytest.mark.parametrize("name", ["zbv", "v_half", "v_min", "dualpipe_v"])
+@pytest.mark.parametrize("name", ["zbv", "v_half", "v_min", "dualpipe", "dualpipe_v"])
 @pytest.mark.parametrize("v", [1, 3])
 def test_a_v_takes_two_stages_on_each_rank(name, v):
     with pytest.raises(StrategyError) as caught:
@@ -308,7 +399,7 @@ def test_dualpipe_v_refuses_fewer_microbatches_than_stages_and_names_the_fewest(
         schedule_rows("dualpipe_v", num_pipeline_ranks=4, num_microbatches=7, virtual_stages_per_rank=2)
 
 
-CAPS = [("zbv", 4, 2), ("v_half", 3, 2), ("v_min", 2, 2), ("dualpipe_v", "9/2", 2),
+CAPS = [("zbv", 4, 2), ("v_half", 3, 2), ("v_min", 2, 2), ("dualpipe", 5, 2), ("dualpipe_v", "9/2", 2),
         ("gpipe", 8, 1), ("1f1b", 4, 1), ("zb_h1", 4, 1), ("zb_h2", 7, 1), ("looped_bfs", 8, 2),
         ("interleaved_1f1b", "11/2", 2), ("interleaved_zb", 4, 2), ("interleaved_zb", 4, 1)]  # fmt: skip
 
@@ -329,7 +420,8 @@ def test_any_count_gives_rows_that_can_run_or_is_refused(*, p, m, v, name):
     rows = rows_or_none(name, p, m, v)
     if rows is not None:
         stages = stages_of(name, num_pipeline_ranks=p, virtual_stages_per_rank=v)
-        assert row_violations(rows, stages=stages, num_microbatches=m) == ()
+        copies = copies_of(find_schedule(name))
+        assert row_violations(rows, stages=stages, num_microbatches=m, copies=copies) == ()
 
 
 USER_FILE = """
