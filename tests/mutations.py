@@ -87,7 +87,7 @@ def drop_wait(plan: Plan, choose: random.Random) -> Mutant | None:
     """An order that a device needs is kept by this wait alone."""
     for device in _shuffled(choose, plan.device_plans):
         tasks = tasks_of(device)
-        pairs = needs(device, tasks)
+        pairs = needs(plan, device)
         waits = [(number, wait) for number, task in enumerate(tasks) for wait in task.waits]
         for number, wait in _shuffled(choose, waits):
             less = list(tasks)
@@ -120,7 +120,7 @@ def other_stream(plan: Plan, choose: random.Random) -> Mutant | None:
     """On a stream of its own a task no longer follows what it needs, or is no longer followed by it."""
     for device in _shuffled(choose, plan.device_plans):
         tasks = tasks_of(device)
-        pairs = needs(device, tasks)
+        pairs = needs(plan, device)
         streams = (*device.streams, "astray")
         for number in _shuffled(choose, range(len(tasks))):
             moved = list(tasks)

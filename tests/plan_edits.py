@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from simulator.plan import NONE, DevicePlan, Plan, Task, TaskKind, TaskTable
+from simulator.plan import NONE, Bucket, DevicePlan, Plan, Task, TaskKind, TaskTable
 
 K = TaskKind
 BACKWARDS = {K.B, K.BI, K.BW}
 REDUCTIONS = {K.ALL_REDUCE, K.REDUCE_SCATTER}
+WHOLE_BETWEEN_STEPS = {1, 2}
+"""ZeRO levels that cut state but keep whole parameters, gathered after the update."""
 LISTS = ("allocates", "reads", "frees")
 Pair = tuple[int, int]
 
@@ -48,17 +50,18 @@ def tasks_of(device: DevicePlan) -> list[Task]:
     return list(device.tasks)
 
 
-def needs(device: DevicePlan, tasks: Sequence[Task]) -> list[Pair]:
+def needs(plan: Plan, device: DevicePlan) -> list[Pair]:
     """Return (giver, taker) pairs that a device must order.
 
-    A temporary buffer: allocate, then every use, then free. The end of the step: backward passes, sums over
-    pipeline ranks, sums over replicas, norm, its sum, update, gather, each of what it uses.
+    A temporary buffer: allocate, then every use, then free. Gradients: backward passes, sums over pipeline
+    ranks, over shards, over their copies, norm, its sum, update, gather, each of what it uses.
     """
+    tasks = tasks_of(device)
     pairs: set[Pair] = set()
     for makers, readers, enders in uses_of(device, tasks).values():
         pairs |= {(a, b) for a in makers for b in (*readers, *enders) if a != b}
         pairs |= {(a, b) for a in readers for b in enders if a != b}
-    return [*pairs, *_ending(device, tasks)]
+    return [*pairs, *_ending(plan, device, tasks)]
 
 
 def uses_of(device: DevicePlan, tasks: Sequence[Task]) -> dict[int, tuple[list[int], list[int], list[int]]]:
@@ -72,44 +75,64 @@ def uses_of(device: DevicePlan, tasks: Sequence[Task]) -> dict[int, tuple[list[i
     return found
 
 
-def _ending(device: DevicePlan, tasks: Sequence[Task]) -> Iterable[Pair]:
-    def of(kinds: set[TaskKind], bucket: int | None = None) -> list[int]:
-        return [n for n, t in enumerate(tasks) if t.kind in kinds and bucket in {None, t.bucket}]
-
-    def holds(one: int, other: int) -> bool:
-        mine, theirs = (set(device.buckets[number].parameters) for number in (one, other))
-        return not mine.isdisjoint(theirs)
-
-    norms, summed = of({K.NORM}), [n for n in of({K.ALL_REDUCE}, NONE) if tasks[n].microbatch == NONE]
-    updates = of({K.UPDATE})
+def _ending(plan: Plan, device: DevicePlan, tasks: Sequence[Task]) -> Iterable[Pair]:
+    norms = _of(tasks, {K.NORM})
+    summed = [n for n in _of(tasks, {K.ALL_REDUCE}, NONE) if tasks[n].microbatch == NONE]
+    updates = _of(tasks, {K.UPDATE})
     for number, bucket in enumerate(device.buckets):
-        reductions = of(REDUCTIONS, number)
-        last = [n for n in of(BACKWARDS) if tasks[n].stage == bucket.stage]
-        tied = [n for other in range(len(device.buckets)) if other != number and holds(number, other)
-                for n in of(REDUCTIONS, other)]  # fmt: skip
-        stepwise = all(tasks[n].microbatch == NONE for n in reductions)
-        for giver in (*last, *reductions, *(tied if bucket.kind != "tied" else ())):
-            for taker in (*norms, *of({K.UPDATE}, number)):
-                yield giver, taker
-            if giver not in reductions and stepwise:
-                for taker in reductions:
-                    yield giver, taker
-        for update in of({K.UPDATE}, number):
-            if bucket.zero in {1, 2} and bucket.shard_count > 1:
-                yield from ((update, gather) for gather in of({K.ALL_GATHER}, number))
+        own = _of(tasks, {K.UPDATE}, number)
+        givers = _contributing(plan, tasks, bucket)
+        yield from _reducing(tasks, givers, _of(tasks, REDUCTIONS, number))
+        givers += _of(tasks, REDUCTIONS, number)
+        for other, tied in enumerate(device.buckets):
+            if tied.kind == "tied" != bucket.kind and not set(tied.parameters).isdisjoint(bucket.parameters):
+                givers += _of(tasks, REDUCTIONS, other)
+        yield from ((giver, taker) for giver in givers for taker in (*norms, *own))
+        if bucket.zero in WHOLE_BETWEEN_STEPS and bucket.shard_count > 1:
+            yield from ((update, gather) for update in own for gather in _of(tasks, {K.ALL_GATHER}, number))
     yield from ((norm, total) for norm in norms for total in summed)
     yield from ((one, update) for one in (*norms, *summed) for update in updates)
 
 
+def _of(tasks: Sequence[Task], kinds: set[TaskKind], bucket: int | None = None) -> list[int]:
+    return [n for n, t in enumerate(tasks) if t.kind in kinds and bucket in {None, t.bucket}]
+
+
+def _contributing(plan: Plan, tasks: Sequence[Task], bucket: Bucket) -> list[int]:
+    """Return the passes that give gradients of a bucket's parameters."""
+    segments = {
+        n for n, one in enumerate(plan.segments) if not set(one.parameters).isdisjoint(bucket.parameters)
+    }
+    return [
+        n for n in _of(tasks, {K.B, K.BW})
+        if not segments.isdisjoint(range(tasks[n].first_segment, tasks[n].last_segment + 1))
+    ]  # fmt: skip
+
+
+def _reducing(tasks: Sequence[Task], givers: list[int], reductions: list[int]) -> Iterable[Pair]:
+    """Yield what the sums of a bucket take, group by group: one takes all, several each its microbatch."""
+    groups = list(dict.fromkeys(tasks[n].group for n in reductions))
+    for group in groups:
+        level = [n for n in reductions if tasks[n].group == group]
+        yield from (
+            (giver, taker)
+            for giver in givers
+            for taker in level
+            if len(level) == 1 or tasks[taker].microbatch == tasks[giver].microbatch
+        )
+        givers = level
+
+
 def cross_step_needs(device: DevicePlan, tasks: Sequence[Task]) -> list[Pair]:
-    """Return (writer of parameters in one step, pass that reads them in the next)."""
+    """Return (writer of parameters in one step, task that reads them in the next)."""
     found: list[Pair] = []
     for number, bucket in enumerate(device.buckets):
-        own = [n for n, t in enumerate(tasks) if t.bucket == number]
-        writers = [n for n in own if tasks[n].kind is K.UPDATE]
-        if bucket.zero in {1, 2} and bucket.shard_count > 1:
-            writers = [n for n in own if tasks[n].kind is K.ALL_GATHER]
-        readers = [n for n, t in enumerate(tasks) if t.kind is K.F and t.stage == bucket.stage]
+        writers, gathers = _of(tasks, {K.UPDATE}, number), _of(tasks, {K.ALL_GATHER}, number)
+        readers = [n for n in _of(tasks, {K.F}) if tasks[n].stage == bucket.stage]
+        if bucket.shard_count > 1 and bucket.zero:
+            writers, readers = (
+                (gathers, readers) if bucket.zero in WHOLE_BETWEEN_STEPS else (writers, gathers)
+            )
         found += [(writer, reader) for writer in writers for reader in readers]
     return found
 

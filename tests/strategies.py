@@ -17,11 +17,13 @@ from functools import lru_cache
 from typing import Any
 
 from piper.compiler import compile_graph
+from piper.errors import StrategyError
 from piper.graph import build_graph
+from piper.schedules import SCHEDULES, Rows, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
 from piper.strategy.strategy import facts, with_places
-from simulator.plan import Plan
+from simulator.plan import Plan, TaskKind
 from tests.models import captured
 
 Slot = list[tuple[str, int, int]]
@@ -39,6 +41,7 @@ class Draft:
         directives: as a strategy file has them.
         homes: by stage its pipeline rank.
         microbatches: of a replica.
+        split_backwards: share of backwards that random rows split into BI and BW.
         features: names of what was drawn, for messages.
     """
 
@@ -53,6 +56,7 @@ class Draft:
     dtype: str = "bf16"
     optimizer: str = "adamw"
     clip: float | None = 1.0
+    split_backwards: float = 0.0
     directives: list[dict[str, Any]] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
@@ -210,7 +214,7 @@ def _recompute(draft: Draft) -> None:
 
 def _order(draft: Draft) -> None:
     """Name a schedule, leave the order out, or write rows that no schedule has."""
-    named = ["gpipe", "1f1b", None] if draft.is_looped else []
+    named = [None, *_schedules(draft)] if draft.is_looped else _schedules(draft)
     schedule = draft.choose.choice([*named, "rows"])
     if schedule == "rows":
         for row in random_rows(draft):
@@ -218,6 +222,30 @@ def _order(draft: Draft) -> None:
             draft.add("order", filters=names)
     elif schedule is not None:
         draft.add("order", schedule=schedule)
+
+
+def _schedules(draft: Draft) -> list[str]:
+    """Return the schedules that have rows for these stages, where they are placed, and microbatches."""
+    held = draft.stages // draft.pp
+    found = []
+    for schedule in SCHEDULES if draft.is_looped else ():
+        rows = _rows(schedule, draft.pp, draft.microbatches, held)
+        places = {task.stage: rank for rank, row in enumerate(rows) for slot in row for task in slot}
+        fused = all(task.kind in {TaskKind.F, TaskKind.B} for row in rows for slot in row for task in slot)
+        if fused and places == dict(enumerate(draft.homes)):
+            found.append(schedule)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _rows(schedule: str, ranks: int, microbatches: int, held: int) -> Rows:
+    """Return the rows of a schedule, none where it has none for these counts."""
+    try:
+        return schedule_rows(
+            schedule, num_pipeline_ranks=ranks, num_microbatches=microbatches, virtual_stages_per_rank=held
+        )
+    except StrategyError:
+        return ()
 
 
 def random_rows(draft: Draft) -> list[list[Slot]]:
@@ -237,7 +265,7 @@ def random_rows(draft: Draft) -> list[list[Slot]]:
         if not choices:
             overlapped = [_with_overlap(draft, row) for row in rows]
             return overlapped if can_run(draft, overlapped) else rows
-        backward = [choice for choice in choices if choice[1][0] == "B"]
+        backward = [choice for choice in choices if choice[1][0] != "F"]
         rank, task = draft.choose.choice(backward if backward and draft.choose.random() < eager else choices)
         rows[rank].append([task])
         for tasks in (ready[rank], *arriving.values()):
@@ -253,18 +281,22 @@ def _hand_over(
     ready: list[list[tuple[str, int, int]]],
     arriving: dict[tuple[int, int, str], deque[tuple[str, int, int]]],
 ) -> None:
+    """Note what a pass makes possible: the next pass of its microbatch, and the rest of a split backward."""
     letter, stage, microbatch = task
-    if letter == "F":
-        follower = ("F", stage + 1, microbatch) if stage + 1 < draft.stages else ("B", stage, microbatch)
-    elif stage > 0:
-        follower = ("B", stage - 1, microbatch)
-    else:
+    if letter == "BI":
+        ready[draft.homes[stage]].append(("BW", stage, microbatch))
+    turns = letter == "F" and stage + 1 == draft.stages
+    goal = stage if turns else stage + 1 if letter == "F" else stage - 1
+    if letter == "BW" or goal < 0:
         return
-    source, target = draft.homes[stage], draft.homes[follower[1]]
+    following = "F" if letter == "F" and not turns else "B"
+    if following == "B" and draft.choose.random() < draft.split_backwards:
+        following = "BI"
+    source, target = draft.homes[stage], draft.homes[goal]
     if source == target:
-        ready[target].append(follower)
+        ready[target].append((following, goal, microbatch))
     else:
-        arriving.setdefault((source, target, letter), deque()).append(follower)
+        arriving.setdefault((source, target, letter[0]), deque()).append((following, goal, microbatch))
 
 
 def can_run(draft: Draft, rows: Sequence[Sequence[Slot]]) -> bool:
@@ -276,16 +308,19 @@ def can_run(draft: Draft, rows: Sequence[Sequence[Slot]]) -> bool:
         moved = False
         for rank, row in enumerate(rows):
             while place[rank] < len(row) and all(_inputs(draft, task) <= done for task in row[place[rank]]):
-                done.update(row[place[rank]])
+                done.update(("B" if task[0] == "BI" else task[0], *task[1:]) for task in row[place[rank]])
                 place[rank] += 1
                 moved = True
     return place == [len(row) for row in rows]
 
 
 def _inputs(draft: Draft, task: tuple[str, int, int]) -> set[tuple[str, int, int]]:
+    """Return what a pass needs; B and BI of one stage and microbatch count as one."""
     letter, stage, microbatch = task
     if letter == "F":
         return {("F", stage - 1, microbatch)} if stage else set()
+    if letter == "BW":
+        return {("B", stage, microbatch)}
     later = {("B", stage + 1, microbatch)} if stage + 1 < draft.stages else set()
     return {("F", stage, microbatch), *later}
 
@@ -295,7 +330,8 @@ def _with_overlap(draft: Draft, row: list[Slot]) -> list[Slot]:
     joined: list[Slot] = []
     for slot in row:
         last = joined[-1] if joined else []
-        apart = len(last) == 1 and last[0][0] != slot[0][0] and last[0][2] != slot[0][2]
+        letters = {last[0][0], slot[0][0]} if last else set()
+        apart = len(last) == 1 and letters == {"F", "B"} and last[0][2] != slot[0][2]
         if apart and draft.choose.random() < 0.2:
             last.extend(slot)
         else:

@@ -10,6 +10,7 @@ import pytest
 from simulator.plan import Plan
 from simulator.plan.check import check_plan
 from tests.mutations import MUTATIONS, Mutant
+from tests.plan_edits import Order, cross_step_needs, needs, ordered_across_steps, tasks_of
 from tests.strategies import compile_drawn, drawn
 
 TRIES = 60
@@ -59,6 +60,18 @@ def test_one_hundred_legal_plans_have_no_violation() -> None:
 def test_of_one_hundred_defects_at_most_one_is_missed() -> None:
     found = missed(100)
     assert len(found) <= 1, "\n".join(found)
+
+
+def test_legal_plans_keep_every_order_that_the_mutations_break() -> None:
+    """Else a mutant could be a legal plan: what `needs` lists holds before anything is broken."""
+    for seed in range(100):
+        plan = legal_plan(seed)
+        for device in plan.device_plans:
+            tasks = tasks_of(device)
+            order = Order(tasks)
+            assert [pair for pair in needs(plan, device) if not order.has(*pair)] == [], seed
+            lost = [p for p in cross_step_needs(device, tasks) if not ordered_across_steps(tasks, order, p)]
+            assert lost == [], seed
 
 
 @pytest.mark.slow
