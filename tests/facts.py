@@ -59,6 +59,14 @@ CASES: dict[str, dict[str, Any]] = {
     "zero2": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=2)},
     "zero3": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=3)},
     "zero3_one_stage": {"stages": ONE, "axes": {"dp": 4}, "replications": every(zero=3, prefetch=2)},
+    "zero3_streams": {
+        "stages": TWO, "axes": {"dp": 2}, "rows": MIXED,
+        "replications": every(zero=3, reduce_stream="red", gather_stream="blue"),
+    },
+    "zero1_streams": {
+        "stages": TWO, "axes": {"dp": 2},
+        "replications": every(zero=1, gather_stream="blue", bucket_bytes=1200),
+    },
     "zero3_kept": {"stages": TWO, "axes": {"dp": 2}, "replications": every(zero=3, reshard=False)},
     "hsdp1": {"stages": TWO, "axes": {"dp": 4}, "replications": every(zero=1, shard_ranks=2)},
     "hsdp2": {"stages": TWO, "axes": {"dp": 4}, "replications": every(zero=2, shard_ranks=2)},

@@ -91,8 +91,10 @@ class BlockMaker:
 
         Where the stage ends before such a task, it is the neighbouring segment of the next one.
         """
-        outgoing = (self.graph.node[e.target] for e in self.graph.outgoing.get(node.uid, ()))
-        targets = [n.first_segment for n in outgoing if n.kind in COMPUTE_KINDS and n.stage == node.stage]
+        edges = self.graph.outgoing.get(node.uid, ())
+        outgoing = (self.graph.node[edge.target] for edge in edges if edge.kind is EdgeKind.DATA)
+        takers = COMPUTE_KINDS - {TaskKind.BW}
+        targets = [n.first_segment for n in outgoing if n.kind in takers and n.stage == node.stage]
         if targets:
             return min(targets)
         sources = [n for n in map(self.graph.node.get, self._sources(node)) if n and n.kind in COMPUTE_KINDS]

@@ -138,7 +138,7 @@ class Liveness:
             elif target.is_exchange:
                 size = sum(self.local.exchange_bytes(target, v)[0] for v in self._taken(node, target))
                 self._add(position, [place], size, what=flowing)
-            elif target.kind is TaskKind.SEND_B and self._last_source(target) == position:
+            elif target.kind is TaskKind.SEND_B and self._first_source(target) == position:
                 size = self.local.outside_values_bytes(self.graph.crossings[target.edge].grad_values)
                 self._add(position, [place], size, what=leaving)
 
@@ -343,9 +343,10 @@ class Liveness:
         outgoing = self.graph.outgoing.get(node.uid, ())
         return [self._position[edge.target] for edge in outgoing if edge.target in self._position]
 
-    def _last_source(self, node: Node) -> int:
+    def _first_source(self, node: Node) -> int:
         incoming = self.graph.incoming.get(node.uid, ())
-        return min(self._position[e.source] for e in incoming if e.source in self._position)
+        sources = [self._position[e.source] for e in incoming if e.source in self._position]
+        return min(place for place in sources if self.nodes[place].kind in BACKWARD)
 
     def _taken(self, node: Node, exchange: Node) -> Iterable[Value]:
         """Return the boundary tensors whose gradients an exchange takes from a B or BI."""

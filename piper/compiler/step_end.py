@@ -36,18 +36,19 @@ def add_step_end(emission: Emission, order: Sequence[str]) -> None:
     other.
     """
     last: dict[str, _Last] = {}
+    keys = emission.columns.keys()
     for number, uid in enumerate(order):
         node = emission.graph.node[uid]
         if node.pipeline_rank == emission.pipeline_rank and not node.per_microbatch:
-            last[uid] = _add(emission, node, last, number=number)
+            last[uid] = _add(emission, node, last, number=number, keys=keys)
     for uid in [uid for uid in last if emission.graph.node[uid].kind is TaskKind.OFFLOAD]:
         _add_reloaded(emission, uid, last)
 
 
-def _add(emission: Emission, node: Node, last: Mapping[str, _Last], *, number: int) -> _Last:
+def _add(emission: Emission, node: Node, last: Mapping[str, _Last], *, number: int, keys: Numbers) -> _Last:
     graph = emission.graph
     before = (e.source for e in graph.incoming.get(node.uid, ()) if e.kind is not EdgeKind.PREVIOUS_STEP)
-    found = {uid: last[uid] if uid in last else _last_instance(emission, uid) for uid in before}
+    found = {uid: last[uid] if uid in last else _last_instance(emission, uid, keys) for uid in before}
     sources = {uid: source for uid, source in found.items() if source is not None}
     key = AT_THE_END + number
     latest_source = max((s.key for s in sources.values()), default=AT_THE_END)
@@ -83,14 +84,14 @@ def _add_reloaded(emission: Emission, offload: str, last: Mapping[str, _Last]) -
     emission.columns.link("frees", np.array([last[offload].task]), buffer)
 
 
-def _last_instance(emission: Emission, uid: str) -> _Last | None:
+def _last_instance(emission: Emission, uid: str, keys: Numbers) -> _Last | None:
     """Return the last task of a template that runs with the microbatches; None where the step has none."""
-    found = [
-        (int(instances.compute[i]), int(instances.tasks[i]))
-        for instances in emission.instances.get(uid, ())
-        for i in (int(np.argmax(instances.compute)),)
-    ]
-    return _Last(max(found)[0] * LANES, max(found)[1]) if found else None
+    tasks = [instances.tasks for instances in emission.instances.get(uid, ())]
+    if not tasks:
+        return None
+    found = np.concatenate(tasks)
+    last = int(found[np.lexsort((found, keys[found]))[-1]])
+    return _Last(int(keys[last]), last)
 
 
 def _wait(emission: Emission, node: Node, task: Numbers, *, sources: Mapping[str, _Last]) -> None:

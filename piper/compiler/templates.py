@@ -148,13 +148,14 @@ class DeviceTemplates:
         position = {node.uid: i for i, node in enumerate(nodes)}
         found: set[tuple[int, int]] = set()
         for i, node in enumerate(nodes):
-            latest: dict[str, int] = {}
+            latest: dict[tuple[str, int], int] = {}
             for edge in self.graph.incoming.get(node.uid, ()):
                 source = position.get(edge.source)
                 if source is not None and edge.kind is not EdgeKind.PREVIOUS_STEP:
-                    stream = nodes[source].stream
-                    latest[stream] = max(latest.get(stream, NONE), source)
-            found |= {(i, source) for stream, source in latest.items() if stream != node.stream}
+                    # Receives keep the order of their sends, which the template does not know.
+                    key = (nodes[source].stream, nodes[source].edge)
+                    latest[key] = max(latest.get(key, NONE), source)
+            found |= {(i, source) for (stream, _), source in latest.items() if stream != node.stream}
         return found
 
 

@@ -33,6 +33,7 @@ from piper.graph.rank_groups import (
     expert_copies_group,
     expert_replica_group,
     expert_shard_group,
+    on_stream,
     replica_count,
     replica_group,
     shard_group,
@@ -56,6 +57,7 @@ class Reduction:
         bucket: its `group` is not numbered yet.
         rule: the replication of its parameters.
         shards: ranks over which the state is cut; None: it is not cut.
+        gathering: the same ranks, on the stream of gathers.
         copies: ranks that hold the same shard, and are summed over after it; None: there are none.
         everyone: all ranks with a part of the gradient, when the state is not cut; None: one rank.
     """
@@ -63,6 +65,7 @@ class Reduction:
     bucket: Bucket
     rule: Replication
     shards: Group | None
+    gathering: Group | None
     copies: Group | None
     everyone: Group | None
 
@@ -244,7 +247,10 @@ class BucketPlanner:
         names = keys[key]
         zero = min(key.rule.zero, 1) if key.tied else key.rule.zero
         rule = replace(key.rule, reduce_every="step") if key.tied else key.rule
-        shards, copies, everyone = self._groups(rank, replace(key, rule=replace(rule, zero=zero)))
+        found = self._groups(rank, replace(key, rule=replace(rule, zero=zero)))
+        shards, copies, everyone = (
+            None if group is None else on_stream(group, rule.reduce_stream) for group in found
+        )
         count = 1 if shards is None else shards.size
         numel = self._shares.local_numel(names)
         bucket = Bucket(
@@ -252,7 +258,14 @@ class BucketPlanner:
             padded_numel=padded(numel, count), shard_count=count,
             group=NONE if (shards or everyone) is None else 0, zero=zero,
         )  # fmt: skip
-        return Reduction(bucket=bucket, rule=rule, shards=shards, copies=copies, everyone=everyone)
+        return Reduction(
+            bucket=bucket,
+            rule=rule,
+            shards=shards,
+            gathering=None if found[0] is None else on_stream(found[0], rule.gather_stream),
+            copies=copies,
+            everyone=everyone,
+        )
 
     def _groups(self, rank: int, key: _Key) -> tuple[Group | None, Group | None, Group | None]:
         """Return the groups (shards, copies, everyone) of one bucket."""

@@ -9,10 +9,13 @@ then expert_dp for experts. A name ends with what it depends on, the pipeline ra
   dp2h4, dp2h4copies     4 of the replicas, over which state is cut; the replicas that hold the same shard
   ep2e8t2                the ep x etp ranks that hold all experts once
   edp2e8t2               those that hold the same experts; edp2e8t2h4, ...copies: as for dp
+A communicator belongs to one stream, so the same ranks on another stream than the usual one are another
+group, its name with the stream behind: "dp2 on prefetch".
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -105,6 +108,17 @@ def world_group(graph: Graph) -> Group:
     """Return all ranks of the job."""
     everyone = tuple(range(graph.num_pipeline_ranks))
     return Group(name="world", axis="dp", pipeline_ranks=everyone, members=(graph.placed_mesh.ranks(),))
+
+
+def on_stream(group: Group, stream: str) -> Group:
+    """Return the same ranks as a group for the collectives of one stream."""
+    return replace(group, name=name_on_stream(group.name, stream, usual=group.axis))
+
+
+def name_on_stream(name: str, stream: str, *, usual: str) -> str:
+    """Return the name of the same ranks' group on a stream; `usual`: the stream that needs no mention."""
+    base = name.partition(" on ")[0]
+    return base if stream == usual else f"{base} on {stream}"
 
 
 def replica_count(graph: Graph, pipeline_rank: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper.graph.graph import Graph, Node, copied_uid
-from piper.graph.rank_groups import context_group, expert_group, tensor_group
+from piper.graph.rank_groups import context_group, expert_group, on_stream, tensor_group
 from piper.graph.shares import Shares
 from simulator.plan import Group
 
@@ -31,7 +31,7 @@ class CopyStages:
         for node in graph.nodes:
             copied = replace(node, uid=copied_uid(node.uid), pipeline_rank=second[node.stage])
             if node.is_exchange:
-                group = _group(graph, copied, groups[node.group].axis)
+                group = on_stream(_group(graph, copied, groups[node.group].axis), node.stream)
                 groups.setdefault(group.name, group)
                 copied = replace(copied, group=group.name)
             nodes.append(copied)

@@ -10,7 +10,7 @@ from cost_models.ops import OpKind
 from piper.graph.cuttable import require_cuttable
 from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
 from piper.graph.graph import Graph, GraphEdge, Node
-from piper.graph.rank_groups import context_group, expert_group, tensor_group
+from piper.graph.rank_groups import context_group, expert_group, on_stream, tensor_group
 from piper.graph.shares import Shares, normalises_cut_features
 from simulator.plan import Group, TaskKind
 
@@ -228,7 +228,8 @@ class _Rewiring:
             "cp": shares.sequence_of,
             "ep": shares.expert_of,
         }
-        return facts[axis][segment].stream, self._known[key]
+        stream = facts[axis][segment].stream
+        return stream, on_stream(self._known[key], stream)
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:

@@ -54,7 +54,7 @@ def _activations(graph: Graph) -> Iterator[_Copy]:
     """Yield the copies of what islands keep."""
     facts = {i: fact for fact in graph.offloadings if fact.what == "activations" for i in fact.segments}
     forward = [n for n in graph.nodes if n.kind is F]
-    halves = {(n.stage, n.first_segment): n.uid for n in graph.nodes if n.kind is TaskKind.BI}
+    halves = {(n.pipeline_rank, n.first_segment): n.uid for n in graph.nodes if n.kind is TaskKind.BI}
     for island in (n for n in graph.nodes if n.kind is B):
         claimed = [i for i in range(island.first_segment, island.last_segment + 1) if i in facts]
         if not claimed:
@@ -64,11 +64,12 @@ def _activations(graph: Graph) -> Iterator[_Copy]:
             first_segment=-1, last_segment=-1, recomputed=False, phase=F, region=(claimed[0], claimed[-1]),
             prefetch=facts[claimed[0]].prefetch,
         )  # fmt: skip
-        makers = [n.uid for n in forward if any(n.first_segment <= i <= n.last_segment for i in claimed)]
+        home = [n for n in forward if n.pipeline_rank == island.pipeline_rank]
+        makers = [n.uid for n in home if any(n.first_segment <= i <= n.last_segment for i in claimed)]
         yield copy, makers, []
         takers = [island.uid]
-        if (island.stage, island.first_segment) in halves:
-            takers.append(halves[island.stage, island.first_segment])
+        if (island.pipeline_rank, island.first_segment) in halves:
+            takers.append(halves[island.pipeline_rank, island.first_segment])
         back = replace(copy, kind=TaskKind.RELOAD, uid=f"RELOAD.{island.uid}", phase=B)
         yield back, [copy.uid], takers
 

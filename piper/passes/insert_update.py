@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from piper.graph.buckets import CUT_PARAMETERS, rule_of
 from piper.graph.graph import EdgeKind, Graph, GraphEdge, Node, copied_uid
-from piper.graph.rank_groups import world_group
+from piper.graph.rank_groups import name_on_stream, world_group
 from piper.passes.reduce_gradients import BACKWARD_WEIGHTS, STREAM, Users, overlaps, tied_uid
 from simulator.plan import Bucket, TaskKind
 
@@ -108,13 +108,14 @@ class _End:
         return makers + [tied_uid(b, self.rank) for b in tied]
 
     def _gather(self, update: Node, bucket: Bucket) -> Node:
+        rule = rule_of(self.graph, bucket)
         scatter = self.graph.node[f"{TaskKind.REDUCE_SCATTER.name}.{bucket.name}.r{self.rank}"]
         return replace(
             update,
             uid=self._uid(TaskKind.ALL_GATHER, bucket),
             kind=TaskKind.ALL_GATHER,
-            stream=rule_of(self.graph, bucket).gather_stream,
-            group=scatter.group,
+            stream=rule.gather_stream,
+            group=name_on_stream(scatter.group, rule.gather_stream, usual=STREAM),
         )
 
     def _uid(self, kind: TaskKind, bucket: Bucket) -> str:

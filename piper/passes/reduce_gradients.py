@@ -68,7 +68,7 @@ def _distinct(
     found = {group.name: group for group in graph.groups}
     for held in plans:
         for plan in held:
-            for group in (plan.everyone, plan.shards, plan.copies):
+            for group in (plan.everyone, plan.shards, plan.copies, plan.gathering):
                 if group is not None:
                     found.setdefault(group.name, group)
     return (*found.values(), *(group for _, group in tied))
@@ -114,8 +114,8 @@ def _collectives(
         for node in _levels(plan, rank):
             yield node, makers, []
             makers = [node.uid]
-        if plan.bucket.zero >= CUT_PARAMETERS and plan.shards is not None:
-            for node, kinds in _gathers(rank, plan, plan.shards).items():
+        if plan.bucket.zero >= CUT_PARAMETERS and plan.gathering is not None:
+            for node, kinds in _gathers(rank, plan, plan.gathering).items():
                 yield node, [], users.of(rank, plan.bucket, kinds=kinds)
 
 
