@@ -38,14 +38,14 @@ def posted(
     received: Sequence[Transfers], sent: Sequence[Transfers], *, num_microbatches: int
 ) -> tuple[Numbers, Numbers]:
     """Return receives (task numbers, in the order of the sends) and the slot in which each is posted."""
-    sends, _, keys = _flat(sent, num_microbatches)
+    sends, senders, keys = _flat(sent, num_microbatches)
     receives, tasks, slots = _flat(received, num_microbatches)
     known = np.argsort(receives)
     check_invariant(
         bool(np.array_equal(receives[known], np.sort(sends))),
         "the two ends of a pair of pipeline ranks transfer different tensors",
     )
-    sends = sends[np.lexsort((sends, keys))]
+    sends = sends[np.lexsort((senders, keys))]
     order = known[np.searchsorted(receives[known], sends)]
     ahead = slots[order] - 1
     return tasks[order], np.maximum(np.minimum.accumulate(ahead[::-1])[::-1], 0)

@@ -8,8 +8,9 @@
 * All persistent optimizer state holds the moments and masters of the buckets that stay on the device, where
   the optimizer is one of `_STATE_BYTES`.
 * All persistent gradients hold the input of the reductions that read no buffer of their own.
-* Everything else has a size that only capture knows, but it is the same for equal tasks of microbatches of
-  one size (equal: kind, stage, segments, and microbatches with the same tasks on this device).
+* Everything else has a size that only capture knows, but what equal tasks of microbatches of one size
+  allocate in all is the same, however it is divided (equal: kind, stage, segments, number of buffers, and
+  microbatches with the same tasks on this device).
 """
 
 from __future__ import annotations
@@ -174,20 +175,14 @@ def _odd(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
     tasks = np.flatnonzero((table.microbatch != NONE) & (counts > 0))
     alike = _microbatch_classes(facts, device)[table.microbatch[tasks]]
     key = _mixed([getattr(table, name)[tasks] for name in _EQUAL_COLUMNS] + [counts[tasks], alike])
-    within = np.arange(len(lists.values)) - np.repeat(lists.starts[:-1], counts)
-    sizes = _mixing(int(counts.max(initial=1)))[within] * device.plan.buffers.size_bytes[lists.values].astype(
-        np.uint64
-    )
-    totals = np.zeros(len(sizes) + 1, dtype=np.uint64)
-    np.cumsum(sizes, out=totals[1:])
-    content = (totals[lists.starts[1:]] - totals[lists.starts[:-1]])[tasks]
+    content = _sums(lists, device.plan.buffers.size_bytes)[tasks]
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     mixed_groups = np.unique(group[content != content[first[group]]])
     for number in mixed_groups.tolist():
         yield from _minority(device, tasks[group == number], content[group == number])
 
 
-def _minority(device: DeviceFacts, tasks: Indices, content: Mixed) -> Iterator[Violation]:
+def _minority(device: DeviceFacts, tasks: Indices, content: Indices) -> Iterator[Violation]:
     """Yield the tasks of a group whose allocations are not the usual ones."""
     kinds, kind_of, counts = np.unique(content, return_inverse=True, return_counts=True)
     usual = int(np.argmax(counts))
