@@ -13,9 +13,9 @@ per stage, on the right rank, and the rows can run.
 
 A user's schedule needs no line: `schedule=my.py:function`, `schedule=my.csv`, or `register`. Other files of
 this folder: `rows` (typed rows and what makes them legal), `copies`, `costs`, `limits`, `user_file`;
-`alternating`, `v_shape` and `dual` (rows that several schedules share); `preview`, `minimal_plan` and `gantt`
-(a schedule simulated and drawn without a model); `schedule_file`, `entries`, `csv_torch`, `csv_table` and
-`file_check` (schedules in CSV files).
+`alternating`, `v_shape` and `dual` (rows that several schedules share), `automatic` (rows under a memory cap);
+`preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without a model); `schedule_file`,
+`entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from piper.schedules import (
     one_f_one_b,
     v_half,
     v_min,
+    zb_1p,
+    zb_2p,
     zb_h1,
     zb_h2,
     zbv,
@@ -64,15 +66,14 @@ SCHEDULES: dict[str, ModuleType] = {
     "interleaved_zb": interleaved_zb,
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
+    "zb_1p": zb_1p,
+    "zb_2p": zb_2p,
     "zbv": zbv,
     "v_half": v_half,
     "v_min": v_min,
     "dualpipe": dualpipe,
     "dualpipe_v": dualpipe_v,
 }
-
-PLANNED = ("zb_1p", "zb_2p")
-"""Names that mean a schedule, but that this version has no rows for."""
 
 _REGISTERED: dict[str, ScheduleFunction] = {}
 
@@ -82,7 +83,7 @@ def register(name: str, function: ScheduleFunction) -> None:
 
     Raises: StrategyError if the name is taken, or `function` cannot be called.
     """
-    taken = name in SCHEDULES or name in PLANNED or _REGISTERED.get(name, function) is not function
+    taken = name in SCHEDULES or _REGISTERED.get(name, function) is not function
     if taken or not name or not callable(function):
         raise StrategyError(
             where="register_schedule",
@@ -97,7 +98,7 @@ def register(name: str, function: ScheduleFunction) -> None:
 def find_schedule(name: str, *, where: str = "strategy") -> ScheduleFunction:
     """Return the function of a schedule: a name, `my.py:function`, or a CSV file.
 
-    Raises: StrategyError for an unknown name (did you mean), and for one that this version lacks.
+    Raises: StrategyError for an unknown name (did you mean).
     """
     if is_user_function(name):
         return load_user_function(name, where=where)
@@ -108,12 +109,7 @@ def find_schedule(name: str, *, where: str = "strategy") -> ScheduleFunction:
     if name.lower() in SCHEDULES:
         found: ScheduleFunction = SCHEDULES[name.lower()].rows
         return found
-    available = ", ".join([*SCHEDULES, *_REGISTERED])
-    if name.lower() in PLANNED:
-        fix = f"use one of {available}, my.py:function, or a CSV file"
-        rule = "is not available in this version"
-        raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix)
-    fix = nearest(name, [*SCHEDULES, *_REGISTERED, *PLANNED])
+    fix = nearest(name, [*SCHEDULES, *_REGISTERED])
     raise StrategyError(where=where, field="schedule", value=name, rule="is not known", fix=fix)
 
 
@@ -288,7 +284,6 @@ def _rows_of(
 
 __all__ = [
     "MOST_PASSES",
-    "PLANNED",
     "SCHEDULES",
     "Costs",
     "Rows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 _STAGES_OF_A_V = 2
@@ -29,3 +30,8 @@ def require_memory(name: str, in_flight: int | Fraction, memory_cap: Fraction | 
     """Raise if the schedule keeps more microbatches in flight than the cap allows."""
     if memory_cap is not None and in_flight > memory_cap:
         raise ValueError(f"{name} keeps {in_flight} microbatches in flight, the memory cap is {memory_cap}")
+
+
+def smaller_cap(own: int, memory_cap: Fraction | None) -> int:
+    """Return the microbatches that fit both into a schedule's own cap and into the one that is asked for."""
+    return own if memory_cap is None else min(own, math.floor(memory_cap))

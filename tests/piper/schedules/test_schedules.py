@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from piper.errors import StrategyError
 from piper.schedules import (
-    PLANNED,
     SCHEDULES,
     copies_of,
     default_virtual_stages,
@@ -318,19 +317,8 @@ def test_1f1b_with_fewer_microbatches_than_ranks_warms_up_with_all_of_them():
     assert rows[3] == ["3F0", "3B0", "3F1", "3B1"]
 
 
-def test_the_table_and_the_planned_names_are_those_of_the_contract():
-    assert sorted([*SCHEDULES, *PLANNED]) == sorted(CONTRACT_NAMES)
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_planned_schedule_is_refused_honestly(name):
-    with pytest.raises(StrategyError) as caught:
-        find_schedule(name)
-    error = caught.value
-    assert (error.field, error.value) == ("schedule", name)
-    assert error.rule == "is not available in this version"
-    assert "gpipe, 1f1b" in error.fix
-    assert error.exit_code == 2
+def test_the_table_has_the_names_of_the_contract():
+    assert sorted(SCHEDULES) == sorted(CONTRACT_NAMES)
 
 
 @pytest.mark.parametrize(("name", "near"), [("1f1bb", "'1f1b'"), ("gpype", "'gpipe'"), ("zbh1", "'zb_h1'")])
@@ -363,6 +351,8 @@ def test_counts_must_be_whole_and_positive(field, value):
         ("1f1b", "interleaved_1f1b"),
         ("zb_h1", "interleaved_zb"),
         ("zb_h2", "interleaved_zb"),
+        ("zb_1p", "interleaved_zb"),
+        ("zb_2p", "interleaved_zb"),
     ],
 )
 def test_virtual_stages_are_refused_with_the_schedule_for_them(name, instead):
