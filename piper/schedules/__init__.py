@@ -13,9 +13,9 @@ per stage, on the right rank, and the rows can run.
 
 A user's schedule needs no line: `schedule=my.py:function`, `schedule=my.csv`, or `register`. Other files of
 this folder: `rows` (typed rows and what makes them legal), `copies`, `costs`, `limits`, `user_file`;
-`alternating`, `v_shape` and `dual` (rows that several schedules share), `automatic` (rows under a memory cap);
-`preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without a model); `schedule_file`,
-`entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
+`alternating`, `v_shape` and `dual` (rows that several schedules share), `automatic` (rows under a memory
+cap); `preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without a model);
+`schedule_file`, `entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
 """
 
 from __future__ import annotations
