@@ -1,9 +1,10 @@
 """`piper.annotate`: name regions of a model's forward, so that directives can speak about them.
 
 [Note: annotation]
-A scope gives every operation inside it a tag (name, index). Indices count entries per name, from 0,
-in tracing order, unless given; with nested scopes of one name the inner one wins. The name "PP" marks
-the units at which the model may be cut into pipeline stages. Outside of tracing a scope does nothing.
+A scope gives every operation inside it a tag (name, index). Indices count up per name through the whole
+model, from 0, in tracing order, unless given: a given index re-opens an earlier scope or skips ahead, and
+counting goes on behind the highest one. With nested scopes of one name the inner one wins. The name "PP"
+marks the units at which the model may be cut into pipeline stages. Outside of tracing a scope does nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Trace:
     def open(self, name: str, index: int | None) -> Annotation:
         """Push a scope; the index is the next one of its name unless given."""
         number = self._next_index.get(name, 0) if index is None else index
-        self._next_index[name] = number + 1
+        self._next_index[name] = max(self._next_index.get(name, 0), number + 1)
         annotation = Annotation(name, number, self._next_uid, counted=index is None)
         self._next_uid += 1
         self.stack = (*self.stack, annotation)
@@ -67,7 +68,7 @@ def annotate(name: str, index: int | None = None) -> Iterator[Annotation | None]
 
     Args:
         name: tag name, not empty; "PP" marks a unit of the pipeline cut.
-        index: explicit index (re-opens an earlier one); default: entries of this name so far.
+        index: explicit index (may re-open an earlier one); default: one more than the highest so far.
     Raises: ModelError for an empty name or a negative index.
     """
     if not isinstance(name, str) or not name or name in {"PASS", "MB"}:
