@@ -1,7 +1,7 @@
 """Bubbles and activations that papers state in closed form, each under its own assumptions, exactly.
 
-T_F, T_B and T_W of the zero-bubble paper are F, BI and BW here; B of the DeepSeek-V3 report is BI + BW. The
-bubble is the longest time from a rank's first start to its last end, less its passes.
+T_F, T_B and T_W of the zero-bubble paper are F, BI and BW here. The bubble is the longest time from a rank's
+first start to its last end, less its passes. Closed forms of several papers side by side: `test_formula_table`.
 """
 
 from fractions import Fraction
@@ -76,31 +76,6 @@ def activations_at_the_peak(row) -> tuple[int, int]:
         weights += {TaskKind.BI: 1, TaskKind.BW: -1}.get(task.kind, 0)
         peak = max(peak, (whole, weights), key=sum)
     return peak
-
-
-DEEPSEEK_TABLE_2 = {
-    "1f1b": lambda pp, f, b, w: (pp - 1) * (f + b),
-    "zb_h1": lambda pp, f, b, w: (pp - 1) * (f + b - 2 * w),
-}
-"""DeepSeek-V3 report (arXiv 2412.19437), Table 2, 1F1B and ZB1P; both hold the activations of PP
-microbatches. B is the whole backward pass."""
-
-
-@pytest.mark.parametrize("name", DEEPSEEK_TABLE_2)
-@pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
-def test_bubbles_and_activations_are_those_of_table_2_of_the_deepseek_v3_report(name, costs):
-    for pp in (2, 4, 8, 16):
-        for m in (pp, 2 * pp, 4 * pp):
-            found = preview(name, pp, m, costs)
-            want = DEEPSEEK_TABLE_2[name](pp, found.costs["F"], found.costs["B"], found.costs["BW"])
-            assert bubble(found) == want
-            assert max(found.in_flight) == pp
-
-
-def test_the_rate_of_1f1b_is_that_of_the_zero_bubble_authors_page():
-    """Their README: with T_F = T_B = T_W the rate of 1F1B is (p - 1) / (m + p - 1)."""
-    for p, m in [(2, 2), (4, 8), (8, 24), (8, 64)]:
-        assert preview("1f1b", p, m, "").bubble_fraction_span == Fraction(p - 1, m + p - 1)
 
 
 def test_zb_h2_ranks_with_equal_passes_are_never_idle_from_their_first_pass_to_their_last():
