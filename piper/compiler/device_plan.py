@@ -14,6 +14,7 @@ from piper.compiler.microbatches import add_microbatches
 from piper.compiler.receives import posted
 from piper.compiler.static import static_buffers
 from piper.compiler.step_end import add_step_end
+from piper.compiler.stream_rules import stream_rules
 from piper.graph import EdgeKind
 from simulator.plan import MATCHING_SEND, NONE, DevicePlan
 
@@ -49,6 +50,7 @@ def _device_plan(emission: Emission, emissions: Sequence[Emission], order: Seque
         buffers=emission.buffer_table(),
         buckets=emission.buckets,
         tasks=emission.columns.table(keys, rank),
+        stream_rules=stream_rules(emission.graph, emission.templates.streams),
     )
 
 

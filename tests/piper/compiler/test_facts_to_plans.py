@@ -9,7 +9,7 @@ import pytest
 from cost_models.ops import Operation
 from cost_models.price import Price
 from piper.compiler.compile import emit_plan
-from piper.graph import Offloading
+from piper.graph import Offloading, StreamRule
 from simulator import simulate
 from simulator.plan import MemoryClass, Plan
 from simulator.plan.check import check_plan
@@ -91,6 +91,20 @@ def test_offloading_and_recomputing_lower_the_peak_of_activations() -> None:
     many = {"microbatches": 4, "rows": fused(2, 4)}
     plain = peak_activations(plan_of("zero0", **many), 1)
     assert peak_activations(plan_of("zero0", offloadings=offloaded, **many), 1) < plain
+
+
+def test_rules_about_streams_reach_each_device_that_has_them() -> None:
+    stated = (
+        StreamRule(stream="dp", sms=16),
+        StreamRule(stream="dp", priority=2),
+        StreamRule(stream="pp", priority=1),
+        StreamRule(stream="ep", priority=3),
+    )
+    plan = plan_of("zero0", stream_rules=stated)
+    for device in plan.device_plans:
+        rules = {device.streams[rule.stream]: (rule.priority, rule.sms) for rule in device.stream_rules}
+        transfers = [name for name in device.streams if name.startswith(("send_", "recv_"))]
+        assert rules == {"dp": (2, 16), **dict.fromkeys(transfers, (1, None))}
 
 
 class ByFlops(FakeCostModel):
