@@ -166,6 +166,8 @@ class _GroupedMM(torch.autograd.Function):
             ctx.recorder.kernel("aten._grouped_mm.default", reads=reads, writes=[grad_rows])
         if ctx.needs_input_grad[1]:
             grad_weights = torch.empty_like(weights)
-            reads = [rows.t(), grads[0], ends]
+            # The gradient is made in the memory order of the weights.
+            transposed = weights.stride(1) < weights.stride(2)
+            reads = [grads[0].t(), rows, ends] if transposed else [rows.t(), grads[0], ends]
             ctx.recorder.kernel("aten._grouped_mm.default", reads=reads, writes=[grad_weights])
         return grad_rows, grad_weights, None, None

@@ -182,6 +182,10 @@ def test_grouped_products_have_the_flops_of_the_routed_rows_in_each_direction(tm
             assert op.shape[1] == rows
             assert op.token_dim == 1
             assert op.shape[op.tensor_dim] == 24
+    assert {op.shape for op in products["backward_weights"]} == {
+        (EXPERTS, rows, 16, 24),
+        (EXPERTS, rows, 24, 16),
+    }
     assert {op.direction for op in products["backward_inputs"]} == {"dgrad"}
     assert {op.direction for op in products["backward_weights"]} == {"wgrad"}
     (up,) = [op for op in products["forward"] if op.shape[2] == 24]
