@@ -1,89 +1,201 @@
-"""`replicate`: data parallelism with mean semantics, one reduction per step; ZeRO-1."""
+"""`replicate`: data parallelism with mean semantics, and ZeRO: state that is cut over the replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
-    matched,
-    not_yet,
+    claimed,
+    read_choice,
+    read_devices,
     read_filter,
     read_flag,
+    read_name,
+    read_whole_number,
     refuse_unknown_keys,
+    state,
 )
-from piper.graph.facts import Replication, require_unclaimed
+from piper.graph.facts import Replication
 from piper.graph.filters import Filter
 from piper.graph.graph import Graph
-from simulator.plan import TaskKind
 
-_LATER = ("shard_grads", "shard_params", "bucket_size")
+BYTES_PER_MB = 2**20
+"""`bucket_mb` counts 2^20 bytes (CONTRACT)."""
+REDUCTIONS = ("step", "microbatch")
+REDUCE_DTYPES = ("fp32", "bf16", "fp16")
+_FLAGS = ("shard_optimizer", "shard_grads", "shard_params")
+_ALIASES = {"bucket_size": "bucket_mb", "prefetch_distance": "prefetch", "regather": "reshard"}
+_GATHERING = ("prefetch", "reshard", "buffer_pool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicate(Directive):
-    """Keep equal parameters on all replicas of a stage: reduce their gradients once per step.
+    """Keep equal parameters on all replicas: reduce their gradients once per step, or per microbatch.
 
     rewrite: B(all microbatches) -> update
           -> B(all microbatches) -> all-reduce -> update                               (ZeRO 0)
           -> B(all microbatches) -> reduce-scatter -> update of a shard -> all-gather  (shard_optimizer)
+          -> B -> reduce-scatter -> update of a shard -> all-gather                    (shard_grads)
+          -> all-gather -> F;  all-gather -> B -> reduce-scatter -> update of a shard  (shard_params)
 
     Args:
-        filter: whole stages, by PP.
+        filter: whose parameters.
+        devices: the reference's device list; it must be that of the stages (checked when the file is read).
         axis: the mesh axis of the replicas.
-        shard_optimizer: ZeRO-1: optimizer state is cut over the replicas.
+        shard_optimizer, shard_grads, shard_params: ZeRO 1, 2, 3; each includes those before it.
+        shard_ranks: over how many ranks the state is cut (HSDP); None: all replicas.
+        bucket_mb: most 2^20 bytes of gradients in one bucket; None: one bucket per stage.
+        reduce: "step": once, after the last microbatch; "microbatch": each on its own.
+        prefetch, reshard, buffer_pool: of parameter gathers (`piper.graph.facts.Replication`).
+        reduce_stream, gather_stream: names of streams.
+        reduce_dtype: in which gradients travel.
     """
 
     op: ClassVar[str] = "replicate"
     keys: ClassVar[tuple[str, ...]] = (
-        "filter", "axis", "devices", "shard_optimizer", "reduce_stream", "gather_stream", *_LATER,
+        "filter", "devices", "device", "axis", *_FLAGS, "shard_ranks", "bucket_mb", "reduce", "prefetch",
+        "reshard", "buffer_pool", "reduce_stream", "gather_stream", "reduce_dtype", *_ALIASES,
     )  # fmt: skip
 
     filter: Filter
+    devices: tuple[int, ...] | None = None
     axis: str = "dp"
     shard_optimizer: bool = False
+    shard_grads: bool = False
+    shard_params: bool = False
+    shard_ranks: int | None = None
+    bucket_mb: int | None = None
+    reduce: str = "step"
+    prefetch: int | None = None
+    reshard: bool = True
+    buffer_pool: int | None = None
+    reduce_stream: str = "dp"
+    gather_stream: str = "dp"
+    reduce_dtype: str = "fp32"
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any], *, where: str) -> Self:
         """Read `{"op": "replicate", "filter": {"PP": "*"}, "shard_optimizer": true}`."""
+        if "stream" in entry:
+            raise StrategyError(
+                where=where, field="replicate.stream", value=entry["stream"],
+                rule="is not a field of replicate", fix="write reduce_stream or gather_stream",
+            )  # fmt: skip
         refuse_unknown_keys(entry, cls.keys, where=where, op=cls.op)
-        for name in _LATER:
-            if entry.get(name):
-                raise not_yet(
-                    where,
-                    f"replicate.{name}",
-                    entry[name],
-                    instead="leave it out; shard_optimizer is available",
-                )
-        axis = entry.get("axis", "dp")
-        if axis != "dp":
-            raise not_yet(where, "replicate.axis", axis, instead='replicas lie on the axis "dp"')
-        flag = read_flag(entry.get("shard_optimizer", False), where=where, name="replicate.shard_optimizer")
-        return cls(filter=read_filter(entry, where=where, op=cls.op), shard_optimizer=flag, where=where)
+        stated = _without_aliases(entry, where=where)
+        fields: dict[str, Any] = {
+            name: reader(stated[name], where=where, name=f"replicate.{_written(entry, name)}")
+            for name, reader in _READERS.items()
+            if name in stated
+        }
+        found = cls(
+            filter=read_filter(entry, where=where, op=cls.op),
+            devices=read_devices(entry, where=where, op=cls.op),
+            where=where,
+            **fields,
+        )
+        _check_together(found, fields, where=where)
+        return found
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the file form."""
-        flags = {"shard_optimizer": True} if self.shard_optimizer else {}
-        stages = {c.tag: "*" if c.indices is None else sorted(c.indices) for c in self.filter.conditions}
-        return {"op": self.op, "filter": stages, **flags}
+    @property
+    def zero(self) -> int:
+        """Return the ZeRO level."""
+        return 3 if self.shard_params else 2 if self.shard_grads else int(self.shard_optimizer)
 
     def apply(self, graph: Graph) -> Graph:
-        """Record the replication of the matched stages."""
-        found = {node.uid for node in matched(graph, self.filter, where=self.where, op=self.op)}
-        stages = sorted({node.stage for node in graph.nodes if node.uid in found})
-        for node in graph.nodes:
-            if node.stage in stages and node.kind is TaskKind.B and node.uid not in found:
-                raise not_yet(
-                    self.where,
-                    "replicate.filter",
-                    self.filter.source,
-                    instead="replicate whole stages, by their PP index",
-                )
-        segments = tuple(i for i, home in enumerate(graph.stage_of_segment) if home in stages)
-        require_unclaimed(
-            graph.replications, segments, where=self.where, op=self.op, value=self.filter.source
+        """State the replication of the matched segments."""
+        mesh = graph.placed_mesh
+        replicas = mesh.size("dp") * mesh.size("cp")
+        if self.shard_ranks is not None and replicas % self.shard_ranks:
+            raise StrategyError(
+                where=self.where, field="replicate.shard_ranks", value=self.shard_ranks,
+                rule=f"does not divide the {replicas} replicas (dp x cp)", fix=f"use a divisor of {replicas}",
+            )  # fmt: skip
+        fact = Replication(
+            segments=claimed(graph, self.filter, where=self.where, op=self.op),
+            zero=self.zero,
+            shard_ranks=None if self.shard_ranks == replicas else self.shard_ranks,
+            bucket_bytes=None if self.bucket_mb is None else self.bucket_mb * BYTES_PER_MB,
+            reduce_every=self.reduce,
+            prefetch=self.prefetch,
+            reshard=self.reshard,
+            buffer_pool=self.buffer_pool,
+            reduce_stream=self.reduce_stream,
+            gather_stream=self.gather_stream,
+            reduce_dtype=self.reduce_dtype,
+            where=self.where,
         )
-        added = Replication(segments=segments, zero=1 if self.shard_optimizer else 0, where=self.where)
-        return replace(graph, replications=(*graph.replications, added))
+        return state(graph, "replications", fact, op=self.op, value=self.filter.source)
+
+
+def _axis(value: object, *, where: str, name: str) -> str:
+    if value != "dp":
+        raise StrategyError(
+            where=where, field=name, value=value, rule="is not an axis of replicas", fix='write "axis": "dp"'
+        )
+    return "dp"
+
+
+def _reduction(value: object, *, where: str, name: str) -> str:
+    return read_choice(value, REDUCTIONS, where=where, name=name)
+
+
+def _dtype(value: object, *, where: str, name: str) -> str:
+    return read_choice(value, REDUCE_DTYPES, where=where, name=name)
+
+
+def _distance(value: object, *, where: str, name: str) -> int:
+    return read_whole_number(value, where=where, name=name, least=0)
+
+
+_READERS: dict[str, Any] = {
+    "axis": _axis,
+    **dict.fromkeys(_FLAGS, read_flag),
+    "shard_ranks": read_whole_number,
+    "bucket_mb": read_whole_number,
+    "reduce": _reduction,
+    "prefetch": _distance,
+    "reshard": read_flag,
+    "buffer_pool": read_whole_number,
+    "reduce_stream": read_name,
+    "gather_stream": read_name,
+    "reduce_dtype": _dtype,
+}
+
+
+def _without_aliases(entry: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return the fields under our names; raises when a field and its alias differ."""
+    stated = {key: value for key, value in entry.items() if key not in _ALIASES}
+    for alias, name in _ALIASES.items():
+        if alias in entry:
+            if stated.setdefault(name, entry[alias]) != entry[alias]:
+                raise StrategyError(
+                    where=where, field=f"replicate.{alias}", value=entry[alias],
+                    rule=f"contradicts {name} = {stated[name]}, which means the same", fix=f"keep {name}",
+                )  # fmt: skip
+    return stated
+
+
+def _written(entry: Mapping[str, Any], name: str) -> str:
+    """Return the name under which a field stands in the file."""
+    return name if name in entry else next((a for a, n in _ALIASES.items() if n == name and a in entry), name)
+
+
+def _check_together(found: Replicate, stated: Mapping[str, object], *, where: str) -> None:
+    for name in _GATHERING:
+        if name in stated and not found.shard_params:
+            raise StrategyError(
+                where=where, field=f"replicate.{name}", value=stated[name],
+                rule="is about gathered parameters, but shard_params is not set",
+                fix=f'leave {name} out, or write "shard_params": true',
+            )  # fmt: skip
+    if found.shard_ranks is not None and not found.zero:
+        raise StrategyError(
+            where=where, field="replicate.shard_ranks", value=found.shard_ranks,
+            rule="cuts no state: none of shard_optimizer, shard_grads and shard_params is set",
+            fix='leave it out, or write for example "shard_params": true',
+        )  # fmt: skip

@@ -14,9 +14,12 @@ from typing import Any, ClassVar, Self
 
 from cost_models.errors import check_invariant
 from piper.errors import StrategyError
-from piper.graph.directive import Directive, not_yet, read_whole_number, refuse_unknown_keys
+from piper.graph.directive import Directive, read_name, read_whole_number, refuse_unknown_keys, require_tags
 from piper.graph.filters import Filter
 from piper.graph.graph import Graph
+
+
+DIMENSION = "MB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class Split(Directive):
     rewrite: F -> B -> update  ->  (F -> B) x n -> update, with a template per node and a dimension MB
 
     Args:
+        filter: what is split; it must mean the whole model.
+        dim_name: the tag by which filters of `order` name a microbatch.
         num_microbatches: how many, or None (follows from `micro_batch`).
         micro_batch: sequences of each, or None (follows from `num_microbatches`).
     """
@@ -39,6 +44,8 @@ class Split(Directive):
         "micro_batch",
     )
 
+    filter: Filter = Filter()
+    dim_name: str = DIMENSION
     num_microbatches: int | None = None
     micro_batch: int | None = None
 
@@ -47,12 +54,12 @@ class Split(Directive):
         """Read `{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 8}`."""
         refuse_unknown_keys(entry, cls.keys, where=where, op=cls.op)
         which = Filter.parse(entry.get("filter", {}), where=where, field="split.filter")
-        if which.conditions or which.passes is not None:
-            raise not_yet(where, "split.filter", which.source, instead="use {}: the whole model is split")
-        if entry.get("dim_name", "MB") != "MB":
-            raise not_yet(
-                where, "split.dim_name", entry["dim_name"], instead='the microbatch dimension is called "MB"'
-            )
+        dim_name = read_name(entry.get("dim_name", DIMENSION), where=where, name="split.dim_name")
+        if dim_name in {"PASS", "PP"}:
+            raise StrategyError(
+                where=where, field="split.dim_name", value=dim_name, rule="means something else in filters",
+                fix='write "dim_name": "MB"',
+            )  # fmt: skip
         if "num_microbatches" in entry and "microbatches" in entry:
             raise StrategyError(
                 where=where, field="split.microbatches", value=entry["microbatches"],
@@ -66,6 +73,8 @@ class Split(Directive):
                 fix='write "num_microbatches": 8',
             )  # fmt: skip
         return cls(
+            filter=which,
+            dim_name=dim_name,
             num_microbatches=None
             if number is None
             else read_whole_number(number, where=where, name="split.num_microbatches"),
@@ -78,7 +87,8 @@ class Split(Directive):
     def to_json(self) -> dict[str, Any]:
         """Return the file form."""
         given = {"num_microbatches": self.num_microbatches, "micro_batch": self.micro_batch}
-        return {"op": self.op, "filter": {}, "dim_name": "MB"} | {k: v for k, v in given.items() if v}
+        head = {"op": self.op, "filter": self.filter.to_json(), "dim_name": self.dim_name}
+        return head | {name: value for name, value in given.items() if value}
 
     def number_of(self, replica_batch: int) -> int:
         """Return how many microbatches the batch is cut into, without listing them."""
@@ -111,6 +121,19 @@ class Split(Directive):
 
     def apply(self, graph: Graph) -> Graph:
         """Set the microbatch sizes."""
+        require_tags(graph, self.filter, where=self.where, field="split.filter")
+        left = next((n for n in graph.nodes if not self.filter.matches(dict(n.tags), n.kind.name)), None)
+        if left is not None:
+            raise StrategyError(
+                where=self.where, field="split.filter", value=self.filter.source,
+                rule=f"leaves out {left.uid} of stage {left.stage}: the whole model is split",
+                fix='write "filter": {}',
+            )  # fmt: skip
+        if any(tag == self.dim_name for node in graph.nodes for tag, _ in node.tags):
+            raise StrategyError(
+                where=self.where, field="split.dim_name", value=self.dim_name, rule="is a tag of the model",
+                fix='write "dim_name": "MB"',
+            )  # fmt: skip
         sizes = self.sizes(graph.replica_batch)
         captured = {model.micro_batch for model in graph.models}
         check_invariant(set(sizes) <= captured, f"microbatch sizes {set(sizes)} captured {captured}")

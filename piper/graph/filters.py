@@ -5,6 +5,7 @@ A filter is an object: tag name -> what its index must be; all pairs must hold. 
   3 or "3"            exactly this index          "*"        the tag is there, any index
   [0, 2, 5]           one of these                "0-3,7"    ranges and lists as text
   {"not": VALUE}      anything else, also a node without the tag
+  null or "-"         the tag is not there (the same as {"not": "*"})
 The key PASS takes F, B, BI or BW or a list of them; without it F, B, BI and BW all match.
 `{}` matches every node.
 """
@@ -12,7 +13,7 @@ The key PASS takes F, B, BI or BW or a list of them; without it F, B, BI and BW 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cost_models.errors import whole_number
@@ -35,6 +36,12 @@ class Condition:
         present = self.tag in tags and (self.indices is None or tags[self.tag] in self.indices)
         return present is not self.negated
 
+    def to_json(self) -> object:
+        """Return the value of the file form."""
+        listed = sorted(self.indices or ())
+        value: object = "*" if self.indices is None else listed if len(listed) > 1 else listed[0]
+        return {"not": value} if self.negated else value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
@@ -42,25 +49,49 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     passes: frozenset[str] | None = None
-    source: str = "{}"
+    source: str = field(default="{}", compare=False)
 
     def matches(self, tags: Mapping[str, int], kind: str) -> bool:
         """Return whether a node with these tags and this pass letter is meant."""
         if self.passes is not None and kind not in self.passes:
             return False
+        return self.matches_tags(tags)
+
+    def matches_tags(self, tags: Mapping[str, int]) -> bool:
+        """Return whether a node with these tags is meant, whatever its pass."""
         return all(condition.holds(tags) for condition in self.conditions)
 
     @property
     def tag_names(self) -> tuple[str, ...]:
-        """Return the tags it mentions, in order."""
+        """Return the tags it mentions, rising."""
         return tuple(condition.tag for condition in self.conditions)
+
+    def condition(self, tag: str) -> Condition | None:
+        """Return what it says about one tag."""
+        return next((condition for condition in self.conditions if condition.tag == tag), None)
+
+    def listed(self, tag: str) -> tuple[int, ...]:
+        """Return the indices of `tag` that it lists, rising; empty when it lists none."""
+        found = self.condition(tag)
+        return () if found is None or found.negated else tuple(sorted(found.indices or ()))
 
     def exact(self, tag: str) -> int | None:
         """Return the one index that it demands of `tag`, or None."""
-        for condition in self.conditions:
-            if condition.tag == tag and not condition.negated and condition.indices is not None:
-                return next(iter(condition.indices)) if len(condition.indices) == 1 else None
-        return None
+        indices = self.listed(tag)
+        return indices[0] if len(indices) == 1 else None
+
+    def without(self, tag: str) -> Filter:
+        """Return the filter without its condition on one tag."""
+        kept = tuple(condition for condition in self.conditions if condition.tag != tag)
+        return Filter(conditions=kept, passes=self.passes, source=self.source)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the file form; `parse` is its inverse."""
+        values = {condition.tag: condition.to_json() for condition in self.conditions}
+        if self.passes is None:
+            return values
+        letters = [letter for letter in PASSES if letter in self.passes]
+        return values | {"PASS": letters[0] if len(letters) == 1 else letters}
 
     @classmethod
     def parse(cls, value: object, *, where: str, field: str = "filter") -> Filter:
@@ -73,7 +104,7 @@ class Filter:
         passes = _passes(value["PASS"], where=where, field=f"{field}.PASS") if "PASS" in value else None
         conditions = tuple(
             _condition(str(tag), index, where=where, field=f"{field}.{tag}")
-            for tag, index in value.items()
+            for tag, index in sorted(value.items(), key=lambda pair: str(pair[0]))
             if tag != "PASS"
         )
         return cls(conditions=conditions, passes=passes, source=_text(value))
@@ -95,6 +126,8 @@ def _condition(tag: str, value: object, *, where: str, field: str) -> Condition:
             raise _bad_index(value, where=where, field=field)
         inner = _condition(tag, value["not"], where=where, field=f"{field}.not")
         return Condition(tag=tag, indices=inner.indices, negated=not inner.negated)
+    if value is None or value == "-":
+        return Condition(tag=tag, indices=None, negated=True)
     if value == "*":
         return Condition(tag=tag, indices=None)
     return Condition(tag=tag, indices=_indices(value, where=where, field=field))
@@ -125,7 +158,7 @@ def _range(part: str, whole: str, *, where: str, field: str) -> frozenset[int]:
 def _bad_index(value: object, *, where: str, field: str) -> StrategyError:
     return StrategyError(
         where=where, field=field, value=value,
-        rule='must be an index >= 0, a list, a range such as "0-3", "*" or {"not": ...}',
+        rule='must be an index >= 0, a list, a range such as "0-3", "*", null or {"not": ...}',
         fix="say which indices of the tag are meant",
     )  # fmt: skip
 
