@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from piper.compiler.available import require_compilable
 from piper.compiler.device_plan import emit
 from piper.compiler.emission import Emission
 from piper.compiler.local import LocalModel
@@ -12,6 +13,7 @@ from piper.compiler.works import WorkTable
 from piper.directives import PHASES
 from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
+from piper.graph.graph import Rewrite
 from piper.passes import PASSES
 from simulator.plan import Plan, Segment, TrainingFacts
 
@@ -36,8 +38,13 @@ def compile_graph(
         verified: check our invariants after every rewrite (a search compiles thousands of times without).
     Raises: StrategyError where a directive does not fit the model.
     """
-    steps = [(d.op, d) for phase in PHASES for d in directives if isinstance(d, phase)]
-    for name, rewrite in (*steps, *((name, kind()) for name, kind in PASSES.items())):
+    steps: list[tuple[str, Rewrite]] = [
+        (d.op, d) for phase in PHASES for d in directives if isinstance(d, phase)
+    ]
+    steps += [(name, kind()) for name, kind in PASSES.items()]
+    for name, rewrite in steps:
+        if name == next(iter(PASSES)):
+            require_compilable(graph)
         graph = rewrite.apply(graph)
         if verified:
             verify(graph, after=name)

@@ -47,9 +47,7 @@ class Mesh(Directive):
         """Read `{"op": "mesh", "axes": {"pp": 4, "dp": 16}}`; axes may be a list of [name, size] too."""
         refuse_unknown_keys(entry, cls.keys, where=where, op=cls.op)
         axes = _axes(entry.get("axes"), where=where)
-        which = (
-            Filter.parse(entry["filter"], where=where, field="mesh.filter") if "filter" in entry else None
-        )
+        which = Filter.parse(entry["filter"], where=where, field="mesh.filter") if "filter" in entry else None
         if which is not None and (which.tag_names != ("PP",) or which.passes is not None):
             raise StrategyError(
                 where=where, field="mesh.filter", value=which.source, rule="must name stages",
@@ -83,8 +81,10 @@ class Mesh(Directive):
         sizes = dict(self.axes)
         if not sizes.keys() & set(HYBRID_AXES):
             return None
-        return self.size("dp") // sizes.get("dp_replicate", self.size("dp") // sizes.get("dp_shard", 1)) * (
-            self.size("cp")
+        return (
+            self.size("dp")
+            // sizes.get("dp_replicate", self.size("dp") // sizes.get("dp_shard", 1))
+            * (self.size("cp"))
         )
 
     @property

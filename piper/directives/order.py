@@ -101,7 +101,8 @@ def _schedule(value: object, *, where: str) -> str:
 def _slots(value: object, *, where: str) -> tuple[tuple[Filter, ...], ...]:
     if not isinstance(value, list) or not all(isinstance(slot, list) and slot for slot in value) or not value:
         raise StrategyError(
-            where=where, field="order.filters", value=value, rule="must be a list of non-empty lists of filters",
+            where=where, field="order.filters", value=value,
+            rule="must be a list of non-empty lists of filters",
             fix='write [[{"PP": 0, "MB": 0, "PASS": "F"}], ...]',
         )  # fmt: skip
     return tuple(

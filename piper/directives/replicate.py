@@ -171,12 +171,11 @@ def _without_aliases(entry: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Return the fields under our names; raises when a field and its alias differ."""
     stated = {key: value for key, value in entry.items() if key not in _ALIASES}
     for alias, name in _ALIASES.items():
-        if alias in entry:
-            if stated.setdefault(name, entry[alias]) != entry[alias]:
-                raise StrategyError(
-                    where=where, field=f"replicate.{alias}", value=entry[alias],
-                    rule=f"contradicts {name} = {stated[name]}, which means the same", fix=f"keep {name}",
-                )  # fmt: skip
+        if alias in entry and stated.setdefault(name, entry[alias]) != entry[alias]:
+            raise StrategyError(
+                where=where, field=f"replicate.{alias}", value=entry[alias],
+                rule=f"contradicts {name} = {stated[name]}, which means the same", fix=f"keep {name}",
+            )  # fmt: skip
     return stated
 
 

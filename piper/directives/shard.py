@@ -90,7 +90,8 @@ class Shard(Directive):
         if degree * tensor_degree == 1:
             raise StrategyError(
                 where=self.where, field="shard.degree", value=1,
-                rule="distributes nothing: one rank has all experts", fix="leave shard out, or name ep in mesh",
+                rule="distributes nothing: one rank has all experts",
+                fix="leave shard out, or name ep in mesh",
             )  # fmt: skip
         if ranks % (degree * tensor_degree):
             raise StrategyError(

@@ -85,8 +85,8 @@ class ShardTensor(Directive):
             if shared:
                 raise StrategyError(
                     where=self.where, field="shard_tensor.filter", value=self.filter.source,
-                    rule=f"claims segment {min(shared)}, whose experts the shard at {owned.where} distributes "
-                    "over ranks of the same axes",
+                    rule=f"claims segment {min(shared)}, whose experts the shard at {owned.where} "
+                    "distributes over ranks of the same axes",
                     fix='cut experts with "axis": "etp" and a mesh that names etp, or leave them out of one',
                 )  # fmt: skip
         fact = TensorSharding(

@@ -9,7 +9,7 @@ Every sample weighs the same: each microbatch contributes its sum / (all tokens 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from cost_models.errors import check_invariant
@@ -17,7 +17,6 @@ from piper.errors import StrategyError
 from piper.graph.directive import Directive, read_name, read_whole_number, refuse_unknown_keys, require_tags
 from piper.graph.filters import Filter
 from piper.graph.graph import Graph
-
 
 DIMENSION = "MB"
 
@@ -44,7 +43,7 @@ class Split(Directive):
         "micro_batch",
     )
 
-    filter: Filter = Filter()
+    filter: Filter = field(default_factory=Filter)
     dim_name: str = DIMENSION
     num_microbatches: int | None = None
     micro_batch: int | None = None

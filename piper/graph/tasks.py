@@ -88,9 +88,7 @@ def _tasks(
     return sorted(found, key=lambda t: (t.microbatch, depth.get(_place(t), 0), t.kind is TaskKind.BW))
 
 
-def _keys(
-    graph: Graph, which: Filter, letter: str, *, dimension: str, where: str
-) -> list[tuple[int, int]]:
+def _keys(graph: Graph, which: Filter, letter: str, *, dimension: str, where: str) -> list[tuple[int, int]]:
     """Return (stage, microbatch) of what a filter means in one pass, its letters of the pass apart."""
     index = which.condition(dimension)
     microbatches = [
@@ -120,12 +118,13 @@ def _place(task: TaskName) -> tuple[str, int]:
     return ("F" if task.kind is TaskKind.F else "B", task.stage)
 
 
-def _nothing(
-    graph: Graph, which: Filter, halved: set[tuple[int, int]], *, where: str
-) -> StrategyError:
+def _nothing(graph: Graph, which: Filter, halved: set[tuple[int, int]], *, where: str) -> StrategyError:
     stages, microbatches = graph.num_stages, len(graph.micro_batch_sizes)
-    rule, fix = "matches no task of this strategy", f"there are {stages} stages and {microbatches} microbatches"
-    if which.passes == {"B"} and halved:
+    rule, fix = (
+        "matches no task of this strategy",
+        f"there are {stages} stages and {microbatches} microbatches",
+    )
+    if which.passes == frozenset({"B"}) and halved:
         rule, fix = "is split into BI and BW by this row", "name B, or BI and BW, of a stage and microbatch"
     return StrategyError(where=where, field="order.filters", value=which.source, rule=rule, fix=fix)
 

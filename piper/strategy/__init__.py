@@ -4,8 +4,9 @@ text --parse--> Strategy --resolve(job)--> Resolved --complete(model)--> cut + d
 """
 
 from piper.strategy.complete import complete
+from piper.strategy.degrees import require_plannable
 from piper.strategy.files import parse_directive, write_directives
-from piper.strategy.resolve import Resolved, require_plannable, resolve
+from piper.strategy.resolve import Resolved, resolve
 from piper.strategy.shorthand import KEYS, Shorthand
 from piper.strategy.strategy import Strategy, load_strategy
 

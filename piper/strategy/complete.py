@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from piper.directives import Mesh, Order, Place, Recompute, Replicate
+from collections.abc import Sequence
+from dataclasses import replace
+
+from piper.directives import Mesh, Order, Place, Replicate, Shard, Split
 from piper.errors import StrategyError
-from piper.graph import CapturedModel, Filter, default_cut, stages_of_segments, units_of
+from piper.graph import CapturedModel, default_cut, stages_of_segments, units_of
 from piper.graph.directive import Directive
-from piper.schedules import schedule_rows
+from piper.graph.graph import Rows
+from piper.schedules import schedule_rows, stages_of
+from piper.strategy.expand import directives_of_shorthand
+from piper.strategy.places import default_places, places_of_stages
 from piper.strategy.resolve import Resolved
+
+_COMPLETED = Mesh | Place | Split | Order
 
 
 def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...], tuple[Directive, ...]]:
@@ -16,44 +24,44 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     Raises: StrategyError when the cut or the schedule does not suit the model.
     """
     stated = resolved.strategy.directives
-    places = _places(resolved)
+    listed = [d for d in stated if isinstance(d, Place)]
+    places = _places(resolved, listed)
     counts = _unit_counts(resolved, places, model)
-    rows = tuple(d for d in stated if isinstance(d, Order) and d.schedule is None)
-    directives: list[Directive] = [Mesh(axes=(("dp", resolved.dp), ("pp", resolved.pp)))]
-    directives += places
+    directives: list[Directive] = [_mesh(resolved), *(d for d in stated if _is_stage_mesh(d)), *places]
+    directives += [place for place in listed if not place.is_whole]
     directives.append(resolved.split)
     if stated:
-        directives += [d for d in stated if isinstance(d, Replicate | Recompute)]
+        directives += [_filled_in(d, resolved) for d in stated if not isinstance(d, _COMPLETED)]
     else:
-        directives += _from_shorthand(resolved, model)
-    directives += rows or (_named_order(resolved, len(places)),)
+        directives += directives_of_shorthand(resolved, model)
+    rows = [d for d in stated if isinstance(d, Order) and d.schedule is None]
+    dimension = resolved.split.dim_name
+    directives += [replace(d, dimension=dimension) for d in rows] or [_named_order(resolved, places)]
     return stages_of_segments(units_of(model), counts), tuple(directives)
 
 
-def _places(resolved: Resolved) -> list[Place]:
-    listed = sorted((d for d in resolved.strategy.directives if isinstance(d, Place)), key=lambda d: d.stage)
-    if not listed:
-        where = resolved.strategy.where
-        return [
-            Place(filter=Filter.parse({"PP": stage}, where=where), pp=stage, where=where)
-            for stage in range(resolved.pp)
-        ]
-    last = {place.stage: place for place in listed}
-    if list(last) != list(range(len(last))):
-        raise StrategyError(
-            where=listed[0].where, field="place.filter", value=f"stages {sorted(last)}",
-            rule="must be numbered from 0 without a gap", fix="place every stage once",
-        )  # fmt: skip
-    empty = set(range(resolved.pp)) - {place.pp for place in last.values()}
-    if empty:
-        raise StrategyError(
-            where=listed[0].where, field="mesh.axes.pp", value=resolved.pp,
-            rule=f"leaves pipeline rank {min(empty)} without a stage", fix="place a stage on it, or lower pp",
-        )  # fmt: skip
-    return list(last.values())
+def _mesh(resolved: Resolved) -> Mesh:
+    axes = {"tp": resolved.tp, "cp": resolved.cp, "dp": resolved.dp, "pp": resolved.pp}
+    return Mesh(axes=tuple((name, size) for name, size in axes.items() if size > 1 or name in {"dp", "pp"}))
 
 
-def _unit_counts(resolved: Resolved, places: list[Place], model: CapturedModel) -> tuple[int, ...]:
+def _is_stage_mesh(directive: Directive) -> bool:
+    return isinstance(directive, Mesh) and directive.filter is not None
+
+
+def _places(resolved: Resolved, listed: Sequence[Place]) -> tuple[Place, ...]:
+    if listed:
+        return places_of_stages(listed, num_pipeline_ranks=resolved.pp)
+    stages = stages_of(
+        resolved.schedule,
+        num_pipeline_ranks=resolved.pp,
+        virtual_stages_per_rank=resolved.vp,
+        where=resolved.strategy.where,
+    )
+    return default_places(stages, where=resolved.strategy.where)
+
+
+def _unit_counts(resolved: Resolved, places: Sequence[Place], model: CapturedModel) -> tuple[int, ...]:
     units = units_of(model)
     stated = [place.units for place in places if place.units is not None]
     if not stated:
@@ -67,30 +75,58 @@ def _unit_counts(resolved: Resolved, places: list[Place], model: CapturedModel) 
     return tuple(stated)
 
 
-def _from_shorthand(resolved: Resolved, model: CapturedModel) -> list[Directive]:
-    where, stated = resolved.strategy.where, resolved.shorthand
-    found: list[Directive] = []
-    if stated.recompute == "full":
-        tag = "LAYER" if any("LAYER" in dict(s.tags) for s in model.segments) else "PP"
-        found.append(Recompute(filter=Filter.parse({tag: "*"}, where=where), where=where))
-    if resolved.dp > 1 or stated.zero:
-        everything = Filter.parse({"PP": "*"}, where=where)
-        found.append(Replicate(filter=everything, shard_optimizer=bool(stated.zero), where=where))
-    return found
+def _filled_in(directive: Directive, resolved: Resolved) -> Directive:
+    """Return a directive with the degrees that it takes from the mesh."""
+    stated = resolved.shorthand
+    if isinstance(directive, Shard):
+        return replace(
+            directive,
+            degree=directive.degree or stated.ep or 1,
+            tensor_degree=directive.tensor_degree or stated.etp or 1,
+        )
+    if isinstance(directive, Replicate) and directive.zero and directive.shard_ranks is None:
+        return replace(directive, shard_ranks=stated.hsdp)
+    return directive
 
 
-def _named_order(resolved: Resolved, num_stages: int) -> Order:
-    name = resolved.shorthand.schedule or ""
-    if num_stages != resolved.pp:
+def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:
+    orders = [d for d in resolved.strategy.directives if isinstance(d, Order)]
+    where = orders[0].where if orders else resolved.strategy.where
+    if len(places) != resolved.pp * resolved.vp:
         raise StrategyError(
-            where=resolved.strategy.where, field="schedule", value=name,
-            rule=f"has one stage per pipeline rank, but {num_stages} stages are placed on {resolved.pp}",
-            fix="write the order of each pipeline rank, or place one stage on each",
+            where=where, field="schedule", value=resolved.schedule,
+            rule=f"has {resolved.vp} stages on each of {resolved.pp} ranks, but {len(places)} are placed",
+            fix="write the order of each pipeline rank, or place as many stages as the schedule has",
         )  # fmt: skip
     rows = schedule_rows(
-        name,
+        resolved.schedule,
         num_pipeline_ranks=resolved.pp,
         num_microbatches=len(resolved.sizes),
-        where=resolved.strategy.where,
+        virtual_stages_per_rank=resolved.vp,
+        where=where,
     )
-    return Order(schedule=name, rows=rows, where=resolved.strategy.where)
+    order = orders[0] if orders else Order(schedule=resolved.schedule, where=where)
+    return replace(order, rows=_at_home(rows, resolved, places, where=where))
+
+
+def _at_home(rows: Rows, resolved: Resolved, places: Sequence[Place], *, where: str) -> Rows:
+    """Return the rows by pipeline rank as placed: a rank takes the row with exactly its stages."""
+    scheduled = stages_of(
+        resolved.schedule,
+        num_pipeline_ranks=resolved.pp,
+        virtual_stages_per_rank=resolved.vp,
+        where=where,
+    )
+    row_of = {frozenset(stages): row for stages, row in zip(scheduled, rows, strict=True)}
+    found = []
+    for rank in range(resolved.pp):
+        held = frozenset(stage for stage, place in enumerate(places) if place.pp == rank)
+        if held not in row_of:
+            raise StrategyError(
+                where=where, field="schedule", value=resolved.schedule,
+                rule=f"does not put the stages {sorted(held)} together, "
+                f"which are placed on pipeline rank {rank}",
+                fix=f"place them as {[list(stages) for stages in scheduled]}",
+            )  # fmt: skip
+        found.append(row_of[held])
+    return tuple(found)

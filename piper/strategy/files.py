@@ -9,9 +9,9 @@ from typing import Any
 
 from cost_models.documents import UnreadableError, parse_json, parse_yaml, read_text
 from cost_models.errors import nearest
-from piper.directives import DIRECTIVES, LATER
+from piper.directives import DIRECTIVES
 from piper.errors import StrategyError
-from piper.graph.directive import Directive, not_yet
+from piper.graph.directive import Directive
 
 LARGEST_FILE_CHARACTERS = 64 * 2**20
 
@@ -38,8 +38,6 @@ def parse_directive(entry: object, *, where: str) -> Directive:
             fix='write {"op": "place", ...}',
         )  # fmt: skip
     name = entry["op"]
-    if name in LATER:
-        raise not_yet(where, "op", name, instead=f"available: {', '.join(DIRECTIVES)}")
     if name not in DIRECTIVES:
         raise StrategyError(
             where=where, field="op", value=name, rule="is not a directive", fix=nearest(name, DIRECTIVES)

@@ -9,17 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from piper.directives import Split
+from piper.directives import Place, Split
 from piper.errors import JobError, StrategyError
-from piper.schedules import MOST_PASSES
+from piper.schedules import MOST_PASSES, default_virtual_stages, unchecked_rows
+from piper.strategy.degrees import find_degrees
 from piper.strategy.shorthand import Shorthand
 from piper.strategy.strategy import Strategy
 
 T = TypeVar("T")
 
 DEFAULT_SCHEDULE = "1f1b"
-MOST_GPUS = 2**20
-"""Far beyond any cluster; the plan lists every rank, so that a slip of the keyboard would fill the memory."""
+CUSTOM = "custom"
+"""The schedule of a strategy that states rows."""
+SCHEDULE_OF_SEVERAL_STAGES = "interleaved_1f1b"
+"""Defaults with one stage per pipeline rank, and with several (CONTRACT)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,8 @@ class Resolved:
 
     Args:
         strategy: as it was stated.
-        shorthand: all of pp, dp, zero, schedule, recompute, micro_batch.
-        gpus: pp x dp.
+        shorthand: all of pp, dp, zero, schedule, recompute, micro_batch; of the rest what differs from 1.
+        gpus: pp x dp x cp x tp.
         global_batch: sequences per step.
         split: the cut of a replica's batch; `sizes` its result.
         defaults: what was assumed, by name.
@@ -56,6 +59,26 @@ class Resolved:
         return self.shorthand.dp or 1
 
     @property
+    def tp(self) -> int:
+        """Return the tensor-parallel degree."""
+        return self.shorthand.tp or 1
+
+    @property
+    def cp(self) -> int:
+        """Return the context-parallel degree."""
+        return self.shorthand.cp or 1
+
+    @property
+    def vp(self) -> int:
+        """Return the stages per pipeline rank."""
+        return self.shorthand.vp or 1
+
+    @property
+    def schedule(self) -> str:
+        """Return the name of the schedule, or "custom"."""
+        return self.shorthand.schedule or ""
+
+    @property
     def replica_batch(self) -> int:
         """Return the sequences per step of one replica."""
         return self.global_batch // self.dp
@@ -80,28 +103,41 @@ def resolve(
     """
     defaults: dict[str, object] = {}
     stated = strategy.stated
-    total, pp, dp = _degrees(strategy, gpus=gpus, gpus_per_node=gpus_per_node, defaults=defaults)
-    schedule = stated.schedule or _default(defaults, "schedule", DEFAULT_SCHEDULE)
+    degrees = find_degrees(strategy, gpus=gpus, gpus_per_node=gpus_per_node, defaults=defaults)
+    schedule, vp = _schedule(strategy, degrees.pp, defaults)
     zero = stated.zero if stated.zero is not None else _default(defaults, "zero", 0)
     recompute = stated.recompute or _default(defaults, "recompute", "none")
     split = _split(strategy, micro_batch=micro_batch, defaults=defaults)
     if global_batch is None:
-        number = split.num_microbatches or 2 * pp
-        global_batch = dp * number * (split.micro_batch or 1)
+        number = split.num_microbatches or _least_microbatches(schedule, degrees.pp, vp)
+        global_batch = degrees.dp * number * (split.micro_batch or 1)
         defaults["global_batch"] = global_batch
-    _check_multiple(global_batch, dp)
-    _check_number_of_passes(split.number_of(global_batch // dp), pp=pp)
-    sizes = split.sizes(global_batch // dp)
+    _check_multiple(global_batch, degrees.dp)
+    _check_number_of_passes(split.number_of(global_batch // degrees.dp), pp=degrees.pp)
+    sizes = split.sizes(global_batch // degrees.dp)
     notices: tuple[str, ...] = ()
-    if zero and dp == 1:
+    if zero and degrees.dp * degrees.cp == 1:
         notices = (f"zero={zero} shards over one replica: it changes nothing",)
-    complete = Shorthand(
-        pp=pp, dp=dp, zero=zero, schedule=schedule, recompute=recompute, micro_batch=max(sizes)
-    )  # fmt: skip
+    sp = stated.sp or (_default(defaults, "sp", "on") if degrees.tp > 1 else None)
+    complete = replace(
+        stated,
+        tp=_many(degrees.tp),
+        pp=degrees.pp,
+        vp=_many(vp),
+        cp=_many(degrees.cp),
+        ep=_many(stated.ep),
+        etp=_many(stated.etp),
+        dp=degrees.dp,
+        zero=zero,
+        sp=sp if degrees.tp > 1 else None,
+        schedule=schedule,
+        recompute=recompute,
+        micro_batch=max(sizes),
+    )
     return Resolved(
         strategy=strategy,
         shorthand=complete,
-        gpus=total,
+        gpus=degrees.gpus,
         global_batch=global_batch,
         split=split,
         sizes=sizes,
@@ -110,47 +146,39 @@ def resolve(
     )
 
 
-def require_plannable(gpus: int, *, field: str = "gpus") -> None:
-    """Raise JobError for more devices than a plan may have."""
-    if gpus > MOST_GPUS:
-        raise JobError(
-            where="--gpus",
-            field=field,
-            value=gpus,
-            rule=f"is more than {MOST_GPUS}, the most that a plan may have",
-            fix="use fewer GPUs",
-        )
+def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple[str, int]:
+    """Return the schedule and the stages per pipeline rank, each as stated, placed or implied."""
+    stated, where = strategy.stated, strategy.where
+    placed = {stage for d in strategy.directives if isinstance(d, Place) for stage in d.stages}
+    on_each = len(placed) // pp if placed and len(placed) % pp == 0 else None
+    asked = stated.vp or on_each
+    if stated.schedule == CUSTOM:
+        return CUSTOM, asked or 1
+    schedule = stated.schedule or _default(
+        defaults, "schedule", DEFAULT_SCHEDULE if asked in {None, 1} else SCHEDULE_OF_SEVERAL_STAGES
+    )
+    if asked is not None:
+        return schedule, asked
+    return schedule, default_virtual_stages(schedule, where=where)
 
 
-def _degrees(
-    strategy: Strategy, *, gpus: int | None, gpus_per_node: int, defaults: dict[str, object]
-) -> tuple[int, int, int]:
-    degrees = strategy.stated.degrees
-    pp = degrees.get("pp")
-    if pp is None:
-        pp = _default(defaults, "pp", 1)
-    product = pp * degrees.get("dp", 1)
-    if gpus is None:
-        gpus = product if degrees else max(gpus_per_node, pp)
-        defaults["gpus"] = gpus
-    require_plannable(max(gpus, product), field="gpus" if gpus >= product else "pp x dp")
-    if "dp" in degrees and product != gpus:
-        raise StrategyError(
-            where=strategy.where,
-            field="pp x dp",
-            value=product,
-            rule=f"is not the number of GPUs, {gpus}",
-            fix=f"use gpus = {product}, or leave dp out"
-            + (f" (dp = {gpus // pp})" if gpus % pp == 0 else ""),
-        )
-    if gpus % pp:
-        raise StrategyError(
-            where=strategy.where, field="pp", value=pp, rule=f"does not divide the {gpus} GPUs",
-            fix=f"use a divisor of {gpus}: {', '.join(str(d) for d in range(1, gpus + 1) if gpus % d == 0)}",
-        )  # fmt: skip
-    if "dp" not in degrees:
-        defaults["dp"] = gpus // pp
-    return gpus, pp, gpus // pp
+def _least_microbatches(schedule: str, pp: int, vp: int) -> int:
+    """Return 2 x pp, or the next number that the schedule takes (CONTRACT); 2 x pp where it takes none."""
+    if schedule == CUSTOM:
+        return 2 * pp
+    for number in range(2 * pp, 4 * pp + 1):
+        try:
+            unchecked_rows(
+                schedule, num_pipeline_ranks=pp, num_microbatches=number, virtual_stages_per_rank=vp
+            )
+        except StrategyError:
+            continue
+        return number
+    return 2 * pp
+
+
+def _many(degree: int | None) -> int | None:
+    return degree if degree is not None and degree > 1 else None
 
 
 def _split(strategy: Strategy, *, micro_batch: int | None, defaults: dict[str, object]) -> Split:

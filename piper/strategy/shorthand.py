@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 
 from cost_models.errors import LARGEST_COUNT, nearest, whole_number
 from piper.errors import StrategyError
-from piper.graph.directive import not_yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +79,6 @@ def parse_shorthand(text: str, *, where: str = "--strategy") -> Shorthand:
             )
         stated[key] = value
     return Shorthand(**{key: _value(key, value, where=where) for key, value in stated.items()})  # type: ignore[arg-type]
-
-
-def refuse_unavailable(stated: Shorthand, *, where: str = "--strategy") -> None:
-    """Raise for what the shorthand can say but this version cannot compile."""
-    for key in ("tp", "cp", "ep", "etp", "vp"):
-        value = getattr(stated, key)
-        if value not in {None, 1}:
-            raise not_yet(where, key, value, instead=f"use {key}=1; pp and dp can be larger")
-    if stated.hsdp is not None:
-        raise not_yet(where, "hsdp", stated.hsdp, instead="leave it out: ZeRO shards over all replicas")
-    if stated.zero in {2, 3}:
-        raise not_yet(where, "zero", stated.zero, instead="use zero=0 or zero=1")
-    if stated.recompute is not None and stated.recompute not in {"none", "full"}:
-        raise not_yet(where, "recompute", stated.recompute, instead="use recompute=none or recompute=full")
-    for key, neutral in (("sp", "off"), ("async_tp", "off"), ("offload", "none")):
-        value = getattr(stated, key)
-        if value not in {None, neutral} and not (key == "sp" and stated.tp in {None, 1}):
-            raise not_yet(where, key, value, instead=f"use {key}={neutral}")
-    for key in ("bucket_mb", "prefetch"):
-        if getattr(stated, key) is not None:
-            raise not_yet(where, key, getattr(stated, key), instead="leave it out: one bucket per stage")
 
 
 def _value(key: str, text: str, *, where: str) -> int | str:

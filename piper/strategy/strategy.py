@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from cost_models.documents import exists
-from piper.directives import Mesh, Order, Place, Recompute, Replicate, Split
+from piper.directives import Mesh, Order, Recompute, Replicate, Shard, ShardTensor, Split
 from piper.errors import StrategyError
 from piper.graph.directive import Directive
 from piper.strategy.files import read_directives
-from piper.strategy.shorthand import Shorthand, parse_shorthand, refuse_unavailable
+from piper.strategy.places import with_places
+from piper.strategy.shorthand import Shorthand, parse_shorthand
 
 D = TypeVar("D", bound=Directive)
 
@@ -37,14 +39,12 @@ class Strategy:
         """Read a shorthand; an empty text leaves everything to the defaults."""
         if not text.strip():
             return cls(where=where)
-        stated = parse_shorthand(text, where=where)
-        refuse_unavailable(stated, where=where)
-        return cls(stated=stated, where=where)
+        return cls(stated=parse_shorthand(text, where=where), where=where)
 
     @classmethod
     def load(cls, path: Path) -> Strategy:
         """Read a strategy file."""
-        directives = with_places(read_directives(path), where=str(path))
+        directives = with_places(read_directives(path))
         return cls(stated=facts(directives, where=str(path)), directives=directives, where=str(path))
 
     @property
@@ -62,9 +62,9 @@ def load_strategy(text: str, *, where: str = "--strategy") -> Strategy:
 
 
 def facts(directives: tuple[Directive, ...], *, where: str) -> Shorthand:
-    """Return degrees, microbatch size, schedule, ZeRO and recompute of a list of directives."""
-    mesh = _only(directives, Mesh, where=where)
-    sizes = dict(mesh.axes) if mesh else {}
+    """Return what a list of directives says in terms of the shorthand."""
+    meshes = tuple(d for d in directives if isinstance(d, Mesh) and d.filter is None)
+    mesh = _only(meshes, Mesh, where=where)
     split = _only(directives, Split, where=where)
     named = [d for d in directives if isinstance(d, Order) and d.schedule is not None]
     orders = [d for d in directives if isinstance(d, Order)]
@@ -73,77 +73,39 @@ def facts(directives: tuple[Directive, ...], *, where: str) -> Shorthand:
             where=orders[1].where, field="order", value="a second order",
             rule=f"conflicts with the schedule at {named[0].where}", fix="keep the schedule or the rows",
         )  # fmt: skip
+    sizes = dict(mesh.axes) if mesh else {}
+    experts = _all(directives, Shard)
+    tensors = _all(directives, ShardTensor)
+    recomputed = _all(directives, Recompute)
+    shards = _largest([d.shard_ranks for d in _all(directives, Replicate)])
     return Shorthand(
+        tp=sizes.get("tp"),
         pp=sizes.get("pp", 1) if mesh else None,
-        dp=sizes.get("dp", 1) if mesh else None,
-        zero=1 if any(d.shard_optimizer for d in _all(directives, Replicate)) else None,
+        vp=named[0].vp if named else None,
+        cp=sizes.get("cp"),
+        ep=_largest([d.degree for d in experts]) or sizes.get("ep"),
+        etp=_largest([d.tensor_degree for d in experts]) or sizes.get("etp"),
+        dp=mesh.size("dp") if mesh else None,
+        hsdp=_largest([d.shard_ranks for d in _all(directives, Replicate)])
+        or (mesh.shard_ranks if mesh else None),
+        zero=_largest([d.zero for d in _all(directives, Replicate)]),
+        sp=("on" if any(d.sequence_parallel for d in tensors) else "off") if tensors else None,
         schedule=named[0].schedule if named else ("custom" if orders else None),
-        recompute="full" if _all(directives, Recompute) else None,
+        recompute=max(d.mode for d in recomputed) if recomputed else None,
         micro_batch=split.micro_batch if split else None,
     )
 
 
-def with_places(directives: tuple[Directive, ...], *, where: str) -> tuple[Directive, ...]:
-    """Return directives in which device lists became positions on a mesh.
-
-    The reference's device numbers are symbolic: equal lists are one pipeline rank, ordered by their
-    lowest number, and the length of a list is the number of replicas.
-    """
-    places = _all(directives, Place)
-    listed = [place for place in places if place.devices is not None]
-    if not listed:
-        return directives
-    if len(listed) != len(places):
-        raise StrategyError(
-            where=places[0].where, field="place.devices", value="some", rule="are given on some places only",
-            fix='use "at" or "devices" throughout',
-        )  # fmt: skip
-    lists = sorted({place.devices for place in listed if place.devices is not None})
-    if len({len(devices) for devices in lists}) != 1:
-        raise StrategyError(
-            where=listed[0].where, field="place.devices", value=[list(d) for d in lists],
-            rule="must all have the same length", fix="give every stage the same number of devices",
-        )  # fmt: skip
-    _require_groups(listed)
-    mesh = Mesh(axes=(("dp", len(lists[0])), ("pp", len(lists))), where=listed[0].where)
-    stated = [d for d in directives if isinstance(d, Mesh)]
-    if stated and dict(stated[0].axes) != dict(mesh.axes):
-        raise StrategyError(
-            where=stated[0].where, field="mesh.axes", value=dict(stated[0].axes),
-            rule=f"contradicts the device lists, which say {dict(mesh.axes)}", fix="make them agree",
-        )  # fmt: skip
-    placed = tuple(
-        Place(filter=d.filter, pp=lists.index(d.devices), units=d.units, where=d.where)
-        if isinstance(d, Place) and d.devices is not None
-        else d
-        for d in directives
-    )
-    return placed if stated else (mesh, *placed)
+def _largest(values: list[int | None]) -> int | None:
+    """Return the largest stated value, or None: nothing, or 0."""
+    return max((value for value in values if value), default=None)
 
 
-def _require_groups(places: list[Place]) -> None:
-    """Raise unless device lists are groups: no device twice in one, none in two that differ."""
-    group_of: dict[int, tuple[int, ...]] = {}
-    for place in places:
-        devices = place.devices or ()
-        shared = [device for device in devices if group_of.setdefault(device, devices) != devices]
-        if shared or len(set(devices)) < len(devices):
-            rule = (
-                f"shares device {shared[0]} with {list(group_of[shared[0]])}"
-                if shared
-                else "repeats a device"
-            )
-            raise StrategyError(
-                where=place.where, field="place.devices", value=list(devices), rule=rule,
-                fix="give each stage devices of its own, or exactly those of another stage",
-            )  # fmt: skip
-
-
-def _all(directives: tuple[Directive, ...], kind: type[D]) -> list[D]:
+def _all(directives: Sequence[Directive], kind: type[D]) -> list[D]:
     return [d for d in directives if isinstance(d, kind)]
 
 
-def _only(directives: tuple[Directive, ...], kind: type[D], *, where: str) -> D | None:
+def _only(directives: Sequence[Directive], kind: type[D], *, where: str) -> D | None:
     found = _all(directives, kind)
     if len({repr(d) for d in found}) > 1:
         raise StrategyError(

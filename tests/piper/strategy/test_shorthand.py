@@ -53,30 +53,5 @@ def test_a_bad_shorthand_names_key_and_fix(text: str, field: str, fix: str) -> N
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tp=2",
-        "cp=2",
-        "ep=2",
-        "etp=2",
-        "vp=2",
-        "hsdp=2",
-        "zero=2",
-        "zero=3",
-        "recompute=selective",
-        "recompute=full:2",
-        "async_tp=on",
-        "offload=optimizer",
-        "bucket_mb=25",
-        "prefetch=1",
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(text: str) -> None:
-    with pytest.raises(StrategyError, match="is not available in this version") as caught:
-        Strategy.parse(text)
-    assert caught.value.field == text.partition("=")[0]
-
-
 def test_an_empty_text_states_nothing() -> None:
     assert Strategy.parse("").shorthand == ""
