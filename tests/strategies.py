@@ -22,7 +22,8 @@ from piper.graph import build_graph
 from piper.schedules import SCHEDULES, Rows, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
-from piper.strategy.strategy import facts, with_places
+from piper.strategy.places import with_places
+from piper.strategy.strategy import facts
 from simulator.plan import Plan, TaskKind
 from tests.models import captured
 
@@ -92,7 +93,7 @@ def compile_drawn(draft: Draft, *, verified: bool = True) -> Plan:
     listed = tuple(
         parse_directive(entry, where=f"drawn.json:{line}") for line, entry in enumerate(draft.directives, 1)
     )
-    directives = with_places(listed, where="drawn.json")
+    directives = with_places(listed)
     strategy = Strategy(
         stated=facts(directives, where="drawn.json"), directives=directives, where="drawn.json"
     )

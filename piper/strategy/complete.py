@@ -13,7 +13,7 @@ from piper.graph.graph import Rows
 from piper.schedules import schedule_rows, stages_of
 from piper.strategy.expand import directives_of_shorthand
 from piper.strategy.places import default_places, places_of_stages
-from piper.strategy.resolve import Resolved
+from piper.strategy.resolve import CUSTOM, DEFAULT_SCHEDULE, Resolved
 
 _COMPLETED = Mesh | Place | Split | Order
 
@@ -52,8 +52,9 @@ def _is_stage_mesh(directive: Directive) -> bool:
 def _places(resolved: Resolved, listed: Sequence[Place]) -> tuple[Place, ...]:
     if listed:
         return places_of_stages(listed, num_pipeline_ranks=resolved.pp)
+    layout = DEFAULT_SCHEDULE if resolved.schedule == CUSTOM else resolved.schedule
     stages = stages_of(
-        resolved.schedule,
+        layout,
         num_pipeline_ranks=resolved.pp,
         virtual_stages_per_rank=resolved.vp,
         where=resolved.strategy.where,

@@ -77,7 +77,6 @@ def facts(directives: tuple[Directive, ...], *, where: str) -> Shorthand:
     experts = _all(directives, Shard)
     tensors = _all(directives, ShardTensor)
     recomputed = _all(directives, Recompute)
-    shards = _largest([d.shard_ranks for d in _all(directives, Replicate)])
     return Shorthand(
         tp=sizes.get("tp"),
         pp=sizes.get("pp", 1) if mesh else None,
