@@ -104,7 +104,7 @@ def drop_wait_across_steps(plan: Plan, choose: random.Random) -> Mutant | None:
     """The next step may read parameters that are not written yet."""
     for device in _shuffled(choose, plan.device_plans):
         tasks = tasks_of(device)
-        order, pairs = Order(tasks), cross_step_needs(device, tasks)
+        order, pairs = Order(tasks), cross_step_needs(plan, device)
         waiting = [number for number, task in enumerate(tasks) if task.previous_step_waits]
         for number in _shuffled(choose, waiting):
             less = list(tasks)
@@ -244,6 +244,12 @@ def _drop(kinds: Iterable[TaskKind], accept: Callable[[Task], bool] = lambda tas
         return None
 
     return mutation
+
+
+def drop_norm(plan: Plan, choose: random.Random) -> Mutant | None:
+    """Gradients are clipped by another norm; over one rank there is nothing to sum."""
+    kinds = {K.NORM} if plan.num_ranks == 1 else {K.NORM, K.ALL_REDUCE}
+    return _drop(kinds, _is_norm)(plan, choose)
 
 
 def drop_recompute(plan: Plan, choose: random.Random) -> Mutant | None:
@@ -556,28 +562,37 @@ def _is_stated(plan: Plan, device: DevicePlan, buffer: int) -> bool:
     """Return whether a plan says how large a buffer must be; else a smaller one is a plan of another model.
 
     It does so for messages, for parameters, optimizer state and reduced gradients, and for what another
-    microbatch of the same size has too.
+    microbatch has too that is treated alike.
     """
     buffers, table = device.buffers, device.tasks
     if buffers.persistent[buffer]:
         known = {MemoryClass.PARAMETERS, MemoryClass.OPTIMIZER}
-        reduced = np.isin(table.kind, list(REDUCTIONS)) & (table.bucket != NONE)
-        return buffers.memory_class[buffer] in known | ({MemoryClass.GRADIENTS} if reduced.any() else set())
+        reduced = set(table.bucket[np.isin(table.kind, list(REDUCTIONS))].tolist())
+        owned = {n for n, bucket in enumerate(device.buckets) if bucket.kind != "tied"}
+        return buffers.memory_class[buffer] in known | (
+            {MemoryClass.GRADIENTS} if owned <= reduced else set()
+        )
     moving = np.isin(table.kind, list(SEND_KINDS | RECV_KINDS | COLLECTIVE_KINDS))
-    users = [n for n, row in enumerate(table.reads.to_rows()) if buffer in row]
-    users += [n for n, row in enumerate(table.allocates.to_rows()) if buffer in row]
-    if moving[users].any():
-        return True
-    label, size, microbatch = _identity(plan, device, buffer)
-    others = [_identity(plan, device, other) for other in range(len(buffers.size_bytes))]
-    return any((label, size) == other[:2] and microbatch != other[2] for other in others)
+    for number in np.flatnonzero(moving).tolist():
+        if {*table.reads.row(number), *table.allocates.row(number)} == {buffer}:
+            return True
+    label, microbatch = int(buffers.owner[buffer]), int(buffers.microbatch[buffer])
+    twins = set(buffers.microbatch[buffers.owner == label].tolist()) - {microbatch}
+    return any(_treated_alike(plan, device, (microbatch, twin)) for twin in twins)
 
 
-def _identity(plan: Plan, device: DevicePlan, buffer: int) -> tuple[str, int, int]:
-    """Return what a buffer is without its microbatch, the size of its microbatch, and its microbatch."""
-    microbatch = int(device.buffers.microbatch[buffer])
-    size = plan.training.micro_batch_sizes[microbatch] if microbatch != NONE else NONE
-    return device.buffers.labels[int(device.buffers.owner[buffer])], size, microbatch
+def _treated_alike(plan: Plan, device: DevicePlan, microbatches: tuple[int, int]) -> bool:
+    """Return whether two microbatches have one size and the same passes and exchanges on a device."""
+    if NONE in microbatches:
+        return False
+    table, sizes = device.tasks, plan.training.micro_batch_sizes
+    passes = [
+        sorted(
+            zip(table.kind[rows].tolist(), table.stage[rows].tolist(), table.part[rows].tolist(), strict=True)
+        )
+        for rows in ((table.microbatch == one) & (table.bucket == NONE) for one in microbatches)
+    ]
+    return passes[0] == passes[1] and sizes[microbatches[0]] == sizes[microbatches[1]]
 
 
 def reduce_wrong_bucket(plan: Plan, choose: random.Random) -> Mutant | None:
@@ -689,7 +704,7 @@ MUTATIONS: dict[str, Mutation] = {
     "drop receive": _drop(RECV_KINDS),
     "drop transfer": drop_transfer,
     "drop reduction": _drop(REDUCTIONS, _is_bucket),
-    "drop norm": _drop({K.NORM, K.ALL_REDUCE}, _is_norm),
+    "drop norm": drop_norm,
     "drop update": _drop({K.UPDATE}),
     "drop gather": _drop({K.ALL_GATHER}, _is_gather_after_update),
     "double pass": _double(PASSES),

@@ -81,8 +81,8 @@ def _ending(plan: Plan, device: DevicePlan, tasks: Sequence[Task]) -> Iterable[P
     updates = _of(tasks, {K.UPDATE})
     for number, bucket in enumerate(device.buckets):
         own = _of(tasks, {K.UPDATE}, number)
-        givers = _contributing(plan, tasks, bucket)
-        yield from _reducing(tasks, givers, _of(tasks, REDUCTIONS, number))
+        givers = _users(plan, tasks, bucket, {K.B, K.BW})
+        yield from _reducing(device, tasks, (givers, _of(tasks, REDUCTIONS, number)))
         givers += _of(tasks, REDUCTIONS, number)
         for other, tied in enumerate(device.buckets):
             if tied.kind == "tied" != bucket.kind and not set(tied.parameters).isdisjoint(bucket.parameters):
@@ -98,37 +98,38 @@ def _of(tasks: Sequence[Task], kinds: set[TaskKind], bucket: int | None = None) 
     return [n for n, t in enumerate(tasks) if t.kind in kinds and bucket in {None, t.bucket}]
 
 
-def _contributing(plan: Plan, tasks: Sequence[Task], bucket: Bucket) -> list[int]:
-    """Return the passes that give gradients of a bucket's parameters."""
-    segments = {
-        n for n, one in enumerate(plan.segments) if not set(one.parameters).isdisjoint(bucket.parameters)
-    }
+def _users(plan: Plan, tasks: Sequence[Task], bucket: Bucket, kinds: set[TaskKind]) -> list[int]:
+    """Return the passes of some kinds that use a bucket's parameters."""
+    names = set(bucket.parameters)
+    segments = {n for n, one in enumerate(plan.segments) if not names.isdisjoint(one.parameters)}
     return [
-        n for n in _of(tasks, {K.B, K.BW})
+        n for n in _of(tasks, kinds)
         if not segments.isdisjoint(range(tasks[n].first_segment, tasks[n].last_segment + 1))
     ]  # fmt: skip
 
 
-def _reducing(tasks: Sequence[Task], givers: list[int], reductions: list[int]) -> Iterable[Pair]:
-    """Yield what the sums of a bucket take, group by group: one takes all, several each its microbatch."""
-    groups = list(dict.fromkeys(tasks[n].group for n in reductions))
-    for group in groups:
+def _reducing(device: DevicePlan, tasks: Sequence[Task], ends: tuple[list[int], list[int]]) -> Iterable[Pair]:
+    """Yield what the sums of a bucket take, group by group, where no temporary buffer says it."""
+    givers, reductions = ends
+    for group in dict.fromkeys(tasks[n].group for n in reductions):
         level = [n for n in reductions if tasks[n].group == group]
-        yield from (
-            (giver, taker)
-            for giver in givers
-            for taker in level
-            if len(level) == 1 or tasks[taker].microbatch == tasks[giver].microbatch
-        )
+        if all(device.buffers.persistent[buffer] for n in level for buffer in tasks[n].reads):
+            yield from (
+                (giver, taker)
+                for giver in givers
+                for taker in level
+                if len(level) == 1 or tasks[taker].microbatch == tasks[giver].microbatch
+            )
         givers = level
 
 
-def cross_step_needs(device: DevicePlan, tasks: Sequence[Task]) -> list[Pair]:
+def cross_step_needs(plan: Plan, device: DevicePlan) -> list[Pair]:
     """Return (writer of parameters in one step, task that reads them in the next)."""
     found: list[Pair] = []
+    tasks = tasks_of(device)
     for number, bucket in enumerate(device.buckets):
         writers, gathers = _of(tasks, {K.UPDATE}, number), _of(tasks, {K.ALL_GATHER}, number)
-        readers = [n for n in _of(tasks, {K.F}) if tasks[n].stage == bucket.stage]
+        readers = _users(plan, tasks, bucket, {K.F})
         if bucket.shard_count > 1 and bucket.zero:
             writers, readers = (
                 (gathers, readers) if bucket.zero in WHOLE_BETWEEN_STEPS else (writers, gathers)

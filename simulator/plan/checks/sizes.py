@@ -7,7 +7,7 @@
 * All persistent parameters of a device hold its buckets and its frozen parameters.
 * All persistent optimizer state holds the moments and masters of the buckets that stay on the device, where
   the optimizer is one of `_STATE_BYTES`.
-* All persistent gradients hold the input of the reductions that read no buffer of their own.
+* All persistent gradients hold the input of a reduction of each bucket (from ZeRO 2 on: this rank's share).
 * Everything else has a size that only capture knows, but what equal tasks of microbatches of one size
   allocate in all is the same, however it is divided (equal: kind, stage, segments, number of buffers, and
   microbatches with the same tasks on this device).
@@ -35,6 +35,7 @@ _MOVING = np.array(
     dtype=np.int64,
 )
 _EQUAL_COLUMNS = ("kind", "stage", "first_segment", "last_segment", "part", "phase", "edge", "bucket")
+_CUT_GRADIENTS_ZERO = 2
 _CUT_ZERO = 3
 """From ZeRO 3 on parameters are cut over ranks between their uses."""
 
@@ -148,19 +149,17 @@ def _persistent_bytes(device: DeviceFacts, *classes: MemoryClass) -> int:
 
 
 def _gradients(device: DeviceFacts) -> Iterator[Violation]:
-    """Yield devices whose gradient buffers cannot hold what their reductions take."""
-    table, temporary = device.plan.tasks, ~device.plan.buffers.persistent
-    own = _sums(table.reads, temporary.astype(np.int64)) + _sums(table.allocates, temporary.astype(np.int64))
-    firsts = [
-        int(levels[0][0])
+    """Yield devices whose gradient buffers cannot hold what their reductions take, or add up."""
+    table = device.plan.tasks
+    firsts = {
+        int(levels[0][0]): bucket.shard_count if bucket.zero >= _CUT_GRADIENTS_ZERO else 1
         for number, bucket in enumerate(device.plan.buckets)
         if bucket.kind != TIED and (levels := levels_of(device, number))
-    ]
-    reductions = [task for task in firsts if not own[task]]
-    needed = int(table.size_bytes[reductions].sum()) if reductions else 0
+    }
+    needed = sum(int(table.size_bytes[task]) // shards for task, shards in firsts.items())
     held = _persistent_bytes(device, MemoryClass.GRADIENTS, MemoryClass.BUCKETS)
     if held < needed:
-        names = device.names(reductions)
+        names = device.names(list(firsts))
         message = (
             f"rank {device.rank} reduces {needed} bytes of gradients ({', '.join(names)}), "
             f"but its gradient buffers have {held}"
@@ -205,10 +204,13 @@ def _allocated(device: DeviceFacts, task: int) -> str:
 
 
 def _microbatch_classes(facts: Facts, device: DeviceFacts) -> Indices:
-    """Return by microbatch a number that is equal for those of one size with the same tasks."""
+    """Return by microbatch a number that is equal for those of one size with the same tasks.
+
+    Collectives of buckets do not count: they may serve several microbatches, of which they name one.
+    """
     table = device.plan.tasks
     stages = len(facts.homes) + 1
-    rows = np.flatnonzero(table.microbatch != NONE)
+    rows = np.flatnonzero((table.microbatch != NONE) & (table.bucket == NONE))
     kinds = table.kind[rows] * stages + table.stage[rows] + 1
     mixing = _mixing(len(TaskKind) * stages)
     count = facts.plan.training.num_microbatches

@@ -19,6 +19,7 @@ from simulator.plan.buffers import Bucket
 from simulator.plan.checks.contributions import REDUCTION_KINDS, TIED, contributions, levels_of, some
 from simulator.plan.checks.facts import DeviceFacts, Facts, Flags, Indices
 from simulator.plan.checks.violation import Violation
+from simulator.plan.plan import IndexLists
 from simulator.plan.task import NONE, TaskKind
 
 _WHOLE_ZERO = 2
@@ -80,6 +81,7 @@ class _Ending:
         if bucket.group != NONE and levels:
             yield from self._ordered(levels[-1], updates, "updates parameters")
         yield from self._ordered(self._sources(bucket), updates, "updates parameters")
+        yield from self._ungathered(bucket, self._tasks(TaskKind.ALL_GATHER, number))
         writers = updates
         if bucket.zero >= 1 and bucket.shard_count > 1:
             gathers = self._tasks(TaskKind.ALL_GATHER, number)
@@ -125,6 +127,23 @@ class _Ending:
                 f"{bucket.shard_count} ranks, without waiting for a task that gathers it"
             )
             yield Violation(rule="never-gathered", message=message, tasks=names)
+
+    def _ungathered(self, bucket: Bucket, gathers: Indices) -> Iterator[Violation]:
+        """Yield passes that read no buffer with gathered parameters of theirs, where gathers make some."""
+        table, users = self.device.plan.tasks, self._users(bucket)
+        makes = np.diff(table.allocates.starts)[gathers] > 0
+        if bucket.zero <= _WHOLE_ZERO or not len(gathers) or not makes.all():
+            return
+        gathered = np.zeros(len(self.device.plan.buffers.size_bytes), dtype=np.bool_)
+        gathered[_listed(table.allocates, gathers)] = True
+        counts = np.zeros(len(table.reads.values) + 1, dtype=np.int64)
+        np.cumsum(gathered[table.reads.values], out=counts[1:])
+        reads = counts[table.reads.starts[1:]] - counts[table.reads.starts[:-1]]
+        for name in self.device.names(users[reads[users] == 0].tolist()):
+            message = (
+                f"{name} uses bucket {bucket.name} of rank {self.device.rank}, but reads no gather of it"
+            )
+            yield Violation(rule="never-gathered", message=message, tasks=(name,))
 
     def _after(self, first: Indices, second: Indices) -> Flags:
         """Return which of `second` come after all of `first`."""
@@ -230,3 +249,10 @@ class _Ending:
         ]
         tasks = np.unique(np.concatenate([passes.task[kind][rows].ravel() for kind in _USES]))
         return np.asarray(tasks[tasks != NONE])
+
+
+def _listed(lists: IndexLists, rows: Indices) -> Indices:
+    """Return what some rows of lists name."""
+    named = np.zeros(len(lists.starts) - 1, dtype=np.bool_)
+    named[rows] = True
+    return lists.values[np.repeat(named, np.diff(lists.starts))]
