@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from piper.graph.graph import Rewrite
 from piper.passes.check_order import CheckOrder
+from piper.passes.complete_order import CompleteOrder
 from piper.passes.copy_stages import CopyStages
 from piper.passes.insert_exchanges import InsertExchanges
 from piper.passes.insert_offloads import InsertOffloads
@@ -19,6 +20,7 @@ from piper.passes.reduce_gradients import ReduceGradients
 from piper.passes.split_backward import SplitBackward
 
 PASSES: dict[str, type[Rewrite]] = {
+    "complete_order": CompleteOrder,
     "insert_exchanges": InsertExchanges,
     "join_segments": JoinSegments,
     "split_backward": SplitBackward,

@@ -177,10 +177,20 @@ def test_an_unknown_tag_lists_those_of_the_model(tmp_path: Path) -> None:
     assert "LAYER" in caught.value.fix
 
 
-def test_an_order_row_that_forgets_a_task_is_refused(tmp_path: Path) -> None:
+def test_an_order_row_that_leaves_tasks_out_is_completed(tmp_path: Path) -> None:
+    """One F on each rank is stated; the plan is that of 1F1B, which those do not contradict."""
     rows = [{"op": "order", "filters": [[{"PP": r, "MB": 0, "PASS": "F"}]]} for r in range(2)]
-    with pytest.raises(StrategyError, match="is missing from the order"):
-        compiled(written(tmp_path, [*OURS[:-1], *rows]), global_batch=8)
+    found = compiled(written(tmp_path, [*OURS[:-1], *rows]), global_batch=8)
+    whole = compiled(written(tmp_path, [*OURS[:-1], {"op": "order", "schedule": "1f1b"}]), global_batch=8)
+    for plan, want in zip(found.device_plans, whole.device_plans, strict=True):
+        assert plan.codes == want.codes
+
+
+def test_an_order_that_contradicts_the_data_is_refused_at_its_line(tmp_path: Path) -> None:
+    slots = [[{"PP": 0, "MB": 0, "PASS": kind}] for kind in ("B", "F")]
+    with pytest.raises(StrategyError, match="0B0 of rank 0 -> 0F0 of rank 0") as caught:
+        compiled(written(tmp_path, [*OURS[:-1], {"op": "order", "filters": slots}]), global_batch=8)
+    assert "each waits for the next" in caught.value.rule
 
 
 def test_an_order_row_that_names_another_ranks_stage_is_refused(tmp_path: Path) -> None:
