@@ -1,7 +1,7 @@
 """Bubbles and activations that papers state in closed form, each under its own assumptions, exactly.
 
 T_F, T_B and T_W of the zero-bubble paper are F, BI and BW here. The bubble is the longest time from a rank's
-first start to its last end, less its passes. Closed forms of several papers side by side: `test_formula_table`.
+first start to its last end, less its passes. All closed forms side by side: `test_formula_table`.
 """
 
 from fractions import Fraction

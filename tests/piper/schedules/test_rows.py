@@ -119,3 +119,14 @@ def test_validation_raises_with_the_first_violation_and_their_number():
     assert "stage 0 microbatch 0" in caught.value.rule
     assert "(and 1 more)" in caught.value.rule
     assert "on its rank" in caught.value.fix
+
+
+def test_numbers_larger_than_a_machine_word_are_reported_like_other_ones_that_do_not_exist():
+    large = 10**30
+    found = violations(["0F0", "0B0", f"0F{large}", f"{large}F0"], ["1F0", "1B0"])
+    assert found[0] == f"0F{large} of rank 0: there are only microbatches 0..0"
+    assert found[1] == f"{large}F0 of rank 0: there are only stages 0..1"
+
+
+def test_no_rows_are_no_violation_of_a_schedule_without_stages():
+    assert violations(stages=(), num_microbatches=1) == ()
