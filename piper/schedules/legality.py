@@ -141,7 +141,7 @@ class _Dataflow:
         self.gives: list[int] = gives.tolist()
         self.starts = [0, *accumulate(len(slot) for row in found.rows for slot in row)]
         self.ends = list(accumulate(len(row) for row in found.rows))
-        self.place = [0, *self.ends[:-1]]
+        self.place = [0, *self.ends][:-1]
         self.done = bytearray(2 * self.count + 2)
         self.done[always] = 1
 
