@@ -269,6 +269,17 @@ class BucketPlanner:
 
     def _groups(self, rank: int, key: _Key) -> tuple[Group | None, Group | None, Group | None]:
         """Return the groups (shards, copies, everyone) of one bucket."""
+        shards = key.rule.shard_ranks if key.rule.zero else 1
+        alike = (rank, shards, key.expert, key.kind == "sequence")
+        if alike not in self._known:
+            self._known[alike] = self._new_groups(rank, key)
+        return self._known[alike]
+
+    @cached_property
+    def _known(self) -> dict[object, tuple[Group | None, Group | None, Group | None]]:
+        return {}
+
+    def _new_groups(self, rank: int, key: _Key) -> tuple[Group | None, Group | None, Group | None]:
         replicas = replica_count(self.graph, rank)
         wanted = (key.rule.shard_ranks or replicas) if key.rule.zero else 1
         if key.expert is not None:

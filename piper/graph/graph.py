@@ -230,7 +230,14 @@ class Graph:
 
     def segments_of_stage(self, stage: int) -> tuple[int, ...]:
         """Return the segments of one stage, rising."""
-        return tuple(i for i, home in enumerate(self.stage_of_segment) if home == stage)
+        return self._segments_of_stage.get(stage, ())
+
+    @cached_property
+    def _segments_of_stage(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for segment, stage in enumerate(self.stage_of_segment):
+            found.setdefault(stage, []).append(segment)
+        return {stage: tuple(segments) for stage, segments in found.items()}
 
     def rewrite(
         self, *, drop: Iterable[str] = (), add: Iterable[Node] = (), connect: Iterable[GraphEdge] = ()

@@ -23,7 +23,7 @@ class CheckOrder:
         """Return the graph; raises StrategyError naming the rank and the task."""
         runs = _directions(graph)
         for rank, row in enumerate(graph.rows):
-            listed = [task for slot in row for task in slot]
+            listed = [(t.kind, t.stage, t.microbatch) for slot in row for t in slot]
             present = set(listed)
             wanted = dict.fromkeys(_tasks(graph, rank, present, runs=runs))
             for task in listed:
@@ -39,6 +39,10 @@ class CheckOrder:
         return graph
 
 
+_Task = tuple[TaskKind, int, int]
+"""Kind, stage, microbatch."""
+
+
 def _directions(graph: Graph) -> dict[int, bool]:
     """Return, by microbatch, whether it runs at the second homes of stages: where its first stage runs."""
     first = {rank: i > 0 for i, rank in enumerate(graph.pipeline_ranks_of_stage[0])}
@@ -51,7 +55,7 @@ def _directions(graph: Graph) -> dict[int, bool]:
     }
 
 
-def _tasks(graph: Graph, rank: int, present: set[TaskName], *, runs: dict[int, bool]) -> Iterator[TaskName]:
+def _tasks(graph: Graph, rank: int, present: set[_Task], *, runs: dict[int, bool]) -> Iterator[_Task]:
     """Yield what a row must have; a backward is split where the row has one of its halves."""
     backward = {n.stage for n in graph.nodes if n.kind is TaskKind.B}
     for stage in graph.stages_of_rank(rank):
@@ -59,40 +63,36 @@ def _tasks(graph: Graph, rank: int, present: set[TaskName], *, runs: dict[int, b
         for microbatch in range(len(graph.micro_batch_sizes)):
             if runs.get(microbatch, False) is not second:
                 continue
-            yield TaskName(kind=TaskKind.F, stage=stage, microbatch=microbatch)
+            yield TaskKind.F, stage, microbatch
             if stage in backward:
-                halves = _halves(stage, microbatch)
-                whole = TaskName(kind=TaskKind.B, stage=stage, microbatch=microbatch)
-                yield from halves if present.intersection(halves) else (whole,)
+                halves = (TaskKind.BI, stage, microbatch), (TaskKind.BW, stage, microbatch)
+                split = halves[0] in present or halves[1] in present
+                yield from halves if split else ((TaskKind.B, stage, microbatch),)
 
 
-def _halves(stage: int, microbatch: int) -> tuple[TaskName, TaskName]:
-    inputs = TaskName(kind=TaskKind.BI, stage=stage, microbatch=microbatch)
-    return inputs, TaskName(kind=TaskKind.BW, stage=stage, microbatch=microbatch)
-
-
-def _unwanted(graph: Graph, rank: int, task: TaskName) -> tuple[str, str]:
+def _unwanted(graph: Graph, rank: int, task: _Task) -> tuple[str, str]:
     """Return rule and fix for a task that a row must not have."""
-    own = task.stage in graph.stages_of_rank(rank) and task.microbatch in range(len(graph.micro_batch_sizes))
-    if own and task.kind is not TaskKind.B:
+    kind, stage, microbatch = task
+    own = stage in graph.stages_of_rank(rank) and microbatch in range(len(graph.micro_batch_sizes))
+    if own and kind is not TaskKind.B:
         return "runs its other stages in the other direction", "keep a microbatch in one direction"
     if own:
         return "stands beside its halves BI and BW", "keep B, or BI and BW"
     return "is not a task of this pipeline rank", "leave it out"
 
 
-def _check_halves(rank: int, listed: Sequence[TaskName]) -> None:
-    seen: set[TaskName] = set()
+def _check_halves(rank: int, listed: Sequence[_Task]) -> None:
+    seen: set[_Task] = set()
     for task in listed:
         seen.add(task)
-        if task.kind is TaskKind.BW:
-            inputs = _halves(task.stage, task.microbatch)[0]
-            if inputs not in seen:
-                wrong = (f"stands before its {inputs.code}", f"list {inputs.code} first")
-                raise _error(rank, task, wrong)
+        kind, stage, microbatch = task
+        if kind is TaskKind.BW and (TaskKind.BI, stage, microbatch) not in seen:
+            inputs = TaskName(kind=TaskKind.BI, stage=stage, microbatch=microbatch).code
+            raise _error(rank, task, (f"stands before its {inputs}", f"list {inputs} first"))
 
 
-def _error(rank: int, task: TaskName, wrong: tuple[str, str]) -> StrategyError:
+def _error(rank: int, task: _Task, wrong: tuple[str, str]) -> StrategyError:
+    name = TaskName(kind=task[0], stage=task[1], microbatch=task[2])
     return StrategyError(
-        where=f"order of pipeline rank {rank}", field="task", value=task.code, rule=wrong[0], fix=wrong[1]
+        where=f"order of pipeline rank {rank}", field="task", value=name.code, rule=wrong[0], fix=wrong[1]
     )
