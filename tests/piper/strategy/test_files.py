@@ -227,20 +227,16 @@ def test_an_order_without_a_name_is_refused(name: object, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "interleaved_zb"])
-def test_a_schedule_that_splits_backwards_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(StrategyError) as caught:
-        compiled(f"pp=2,dp=1,schedule={name}", global_batch=4)
-    assert (caught.value.field, caught.value.value) == ("schedule", name)
-    assert caught.value.rule == "is not available in this version"
+def test_a_schedule_may_split_backwards(name: str) -> None:
+    plan = compiled(f"pp=2,dp=1,schedule={name}", global_batch=4)
+    assert any(code.startswith("0BW") for code in plan.device_plans[0].codes())
 
 
-def test_rows_that_split_backwards_are_refused_with_their_line(tmp_path: Path) -> None:
+def test_rows_may_split_backwards(tmp_path: Path) -> None:
     row = [[{"PP": 0, "MB": 0, "PASS": letter}] for letter in ("F", "BI", "BW")]
     path = written(tmp_path, [
         {"op": "mesh", "axes": {"pp": 1}}, {"op": "place", "filter": {"PP": 0}, "at": {"pp": 0}},
         {"op": "split", "num_microbatches": 1}, {"op": "order", "filters": row},
     ])  # fmt: skip
-    with pytest.raises(StrategyError, match="is not available in this version") as caught:
-        compiled(path, global_batch=1)
-    assert caught.value.field == "order.filters"
-    assert caught.value.where.startswith(path + ":")
+    codes = compiled(path, global_batch=1, clip=None).device_plans[0].codes()
+    assert codes == ("0F0", "0BI0", "0BW0", "0UPDATE@dense0")
