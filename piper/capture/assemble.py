@@ -68,9 +68,9 @@ def assemble(
                 _spec(value, more, sizes=(micro_batch, micro_batch + 1), where=f"{where}: {names[i]}")
                 for value, more in zip(values, larger_values, strict=True)
             ),
-            forward=costs.forward(record, values),
-            forward_no_grad=costs.forward(thrown_away.recorder.segments[i], outputs[1][i]),
-            **costs.backward(record, values),
+            forward=costs.forward(record, values, run=trained),
+            forward_no_grad=costs.forward(thrown_away.recorder.segments[i], outputs[1][i], run=thrown_away),
+            **costs.backward(record, values, run=trained),
             **_tensor_layout(record, trained.recorder.regions),
         )
         for i, (record, values, larger_values) in enumerate(
@@ -99,15 +99,17 @@ class Costs:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], PassCost] = {}
         self._splits: dict[int, SplitBackward] = {}
+        self._cut_storages: dict[int, frozenset[int]] = {}
 
-    def forward(self, record: Record, outputs: Sequence[Value]) -> PassCost:
+    def forward(self, record: Record, outputs: Sequence[Value], *, run: Run) -> PassCost:
         """Return the forward's cost, given which of its tensors are outputs."""
         original, own = _original(record), _own_values(record, outputs)
         kept = (*saved_inside(original, own), *(value.storage for value in own))
-        return self._cost(original.forward, kept=kept, alive_before={}, extra=())
+        return self._cost(original.forward, kept=kept, alive_before={}, extra=(), cut=self._cut(record, run))
 
-    def backward(self, record: Record, outputs: Sequence[Value]) -> dict[str, Any]:
+    def backward(self, record: Record, outputs: Sequence[Value], *, run: Run) -> dict[str, Any]:
         """Return what a captured segment says of B, BI and BW, and of what they keep."""
+        cut = self._cut(record, run)
         original, own = _original(record), _own_values(record, outputs)
         # Gradients that only a replay sums are those of inputs.
         extra = tuple(record.extra_backward) if isinstance(record, ReplayRecord) else ()
@@ -115,12 +117,12 @@ class Costs:
         kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
         saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
         return {
-            "backward": self._cost(original.backward, kept=kept, alive_before=saved, extra=extra),
+            "backward": self._cost(original.backward, kept=kept, alive_before=saved, extra=extra, cut=cut),
             "backward_inputs": self._cost(
-                split.inputs, kept=(*kept, *split.made), alive_before=saved, extra=extra
+                split.inputs, kept=(*kept, *split.made), alive_before=saved, extra=extra, cut=cut
             ),
             "backward_weights": self._cost(
-                split.weights, kept=(), alive_before=saved_late | split.made, extra=()
+                split.weights, kept=(), alive_before=saved_late | split.made, extra=(), cut=cut
             ),
             "saved_bytes": sum(saved.values()),
             "saved_for_weights_bytes": sum(saved_late.values()),
@@ -141,6 +143,15 @@ class Costs:
             self._splits[id(record)] = split_backward(record)
         return self._splits[id(record)]
 
+    def _cut(self, record: Record, run: Run) -> frozenset[int] | None:
+        """Return the storages that tensor parallelism cuts around a segment; None outside of regions."""
+        if region_of(record.stack) is None:
+            return None
+        regions = record.regions if isinstance(record, ReplayRecord) else run.recorder.regions
+        if id(regions) not in self._cut_storages:
+            self._cut_storages[id(regions)] = regions.cut_storages()
+        return self._cut_storages[id(regions)]
+
     def _cost(
         self,
         done: PassRecord,
@@ -148,13 +159,16 @@ class Costs:
         kept: tuple[int, ...],
         alive_before: dict[int, int],
         extra: tuple[Operation, ...],
+        cut: frozenset[int] | None,
     ) -> PassCost:
         kept = tuple(dict.fromkeys(kept))
         key = (id(done), kept, tuple(alive_before), extra)
         if key not in self._known:
+            size, whole = done.workspace_bytes(kept=kept, alive_before=alive_before, cut=cut or ())
             self._known[key] = PassCost(
                 operations=merge_equal((*done.operations, *extra)),
-                workspace_bytes=done.workspace_bytes(kept=kept, alive_before=alive_before),
+                workspace_bytes=size,
+                workspace_whole_bytes=0 if cut is None else whole,
             )
         return self._known[key]
 

@@ -13,7 +13,7 @@ from cost_models.ops import Operation, OpKind
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
-FORMAT = 4
+FORMAT = 5
 
 _PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 _SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
@@ -47,7 +47,8 @@ def to_json(model: CapturedModel) -> dict[str, Any]:
     operations, passes, bodies = _Table(), _Table(), _Table()
 
     def number_of(cost: PassCost) -> int:
-        row = [[operations.number(op, _operation_row(op)) for op in cost.operations], cost.workspace_bytes]
+        numbers = [operations.number(op, _operation_row(op)) for op in cost.operations]
+        row = [numbers, cost.workspace_bytes, cost.workspace_whole_bytes]
         return passes.number(cost, row)
 
     segments = []
@@ -91,8 +92,12 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
         raise ValueError(f"format {data['format']}")
     operations = [_operation(row) for row in data["operations"]]
     passes = [
-        PassCost(operations=tuple(operations[i] for i in row), workspace_bytes=workspace)
-        for row, workspace in data["passes"]
+        PassCost(
+            operations=tuple(operations[i] for i in row),
+            workspace_bytes=workspace,
+            workspace_whole_bytes=whole,
+        )
+        for row, workspace, whole in data["passes"]
     ]
     bodies = [_body(row, passes) for row in data["bodies"]]
     return CapturedModel(

@@ -92,16 +92,29 @@ class PassRecord:
             allocated={number: nbytes for number, nbytes in self.allocated.items() if number in made},
         )
 
-    def workspace_bytes(self, *, kept: Iterable[int], alive_before: dict[int, int]) -> int:
-        """Return the peak beyond what is kept at the end and what was alive before."""
+    def workspace_bytes(
+        self, *, kept: Iterable[int], alive_before: dict[int, int], cut: Container[int]
+    ) -> tuple[int, int]:
+        """Return the peak beyond what is kept at the end and what was alive before; of it what is not cut.
+
+        Args:
+            kept: storages that live on.
+            alive_before: storages with bytes that the pass finds.
+            cut: storages that tensor parallelism cuts.
+        """
         counted = self.allocated | alive_before
-        start = alive = peak = sum(alive_before.values())
+        alive = whole = 0
+        peak, peak_whole = 0, 0
         for storage, change in self.events:
             if storage in counted and (change < 0 or storage in self.allocated):
                 alive += change
-                peak = max(peak, alive)
-        kept_bytes = sum(self.allocated[storage] for storage in kept if storage in self.allocated)
-        return max(0, peak - start - kept_bytes)
+                whole += 0 if storage in cut else change
+                if alive > peak:
+                    peak, peak_whole = alive, whole
+        at_end = {storage: self.allocated[storage] for storage in kept if storage in self.allocated}
+        size = max(0, peak - sum(at_end.values()))
+        kept_whole = sum(nbytes for storage, nbytes in at_end.items() if storage not in cut)
+        return size, min(size, max(0, peak_whole - kept_whole))
 
 
 @dataclass(slots=True, eq=False)

@@ -92,6 +92,10 @@ class Regions:
     _states: dict[int, State] = field(default_factory=dict)
     _casts: dict[int, str] = field(default_factory=dict)
 
+    def cut_storages(self) -> frozenset[int]:
+        """Return the storages of which one rank holds its own features or heads only."""
+        return frozenset(number for number, state in self._states.items() if state.level is Level.CUT)
+
     def parameters(self, named: Sequence[str | None], reads: Sequence[int]) -> dict[int, str]:
         """Return the operands that are parameters, or casts of parameters, by position.
 

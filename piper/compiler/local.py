@@ -164,7 +164,9 @@ class LocalModel:
             TaskKind.BI: segment.backward_inputs,
             TaskKind.BW: segment.backward_weights,
         }[kind]
-        return self._share(number, cost.workspace_bytes)
+        whole = cost.workspace_whole_bytes if number in self.shares.tensor_of else 0
+        tokens = self.shares.token_degree[number]
+        return -(-whole // tokens) + self._share(number, cost.workspace_bytes - whole)
 
     def operations(self, number: int, kind: TaskKind, *, no_grad: bool = False) -> tuple[Operation, ...]:
         """Return the operations of one pass of a segment; equal segments share one tuple."""

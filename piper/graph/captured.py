@@ -34,10 +34,13 @@ class PassCost:
         workspace_bytes: highest bytes alive at any moment of the pass beyond its inputs, the tensors
             kept at its end, and (B) those kept at its begin; a B counts the gradients of the segment's
             parameters here, for they are added to the main gradients and freed segment by segment.
+        workspace_whole_bytes: of these, what tensor parallelism leaves whole inside a region (sums over
+            cut features, such as gradients of the region's inputs); 0 outside of regions.
     """
 
     operations: tuple[Operation, ...]
     workspace_bytes: int
+    workspace_whole_bytes: int = 0
 
 
 NOTHING = PassCost(operations=(), workspace_bytes=0)

@@ -77,6 +77,34 @@ def test_the_backward_is_cut_where_its_parameters_are():
     }
 
 
+def test_sums_over_cut_features_are_the_workspace_that_stays_whole():
+    class Parts(Pair):
+        """Column-parallel and row-parallel layers in segments of their own."""
+
+        def forward(self, x):
+            with annotate("PP"):
+                h = self.norm(x)
+                with annotate("TP"):
+                    gate, up = self.gate(h), self.up(h)
+                    with annotate("ACT"):
+                        h = F.silu(gate) * up
+                    h = self.down(h)
+                return x + h
+
+    model = capture(modules.Chain(Parts, blocks=1), **SIZES)
+    columns, middle, rows = (segment for segment in model.segments if "TP" in dict(segment.tags))
+    narrow, weight = 4 * T * H, 4 * 4 * H * H
+    assert (columns.forward.workspace_bytes, columns.forward.workspace_whole_bytes) == (0, 0)
+    assert columns.backward_inputs.workspace_bytes == 2 * narrow
+    assert columns.backward_inputs.workspace_whole_bytes == 2 * narrow
+    assert columns.backward_weights.workspace_whole_bytes == 0
+    assert rows.backward_weights.workspace_bytes == weight + 4 * H
+    assert rows.backward_weights.workspace_whole_bytes == 4 * H  # the bias of a row-parallel layer
+    assert middle.backward.workspace_whole_bytes == 0
+    outside = [s for s in model.segments if "TP" not in dict(s.tags)]
+    assert {s.backward.workspace_whole_bytes for s in outside} == {0}
+
+
 def test_outside_of_regions_nothing_is_cut():
     outside = [s for s in capture(modules.Chain(Pair), **SIZES).segments if "TP" not in dict(s.tags)]
     assert len(outside) == 2 + 2 * 3

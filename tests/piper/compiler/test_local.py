@@ -45,6 +45,25 @@ def test_sequence_parallel_cuts_tokens_around_regions_and_features_inside() -> N
     assert found.saved_bytes(NORM, for_weights=False) == 240
 
 
+def test_what_tensor_parallelism_leaves_whole_of_a_workspace_is_cut_over_context_only() -> None:
+    model = transformer(layers=1)
+    cost = replace(model.segments[MLP].backward, workspace_bytes=1000, workspace_whole_bytes=400)
+    changed = [replace(s, backward=cost) if i == MLP else s for i, s in enumerate(model.segments)]
+    model = replace(model, segments=tuple(changed))
+    ring = SequenceSharding(segments=(CORE,))
+    sizes = [
+        LocalModel(
+            graph=placed(model, stages=[0] * 9, axes={"tp": 2, "cp": 2}, **facts), model=model
+        ).workspace_bytes(MLP, TaskKind.B)
+        for facts in (
+            {},
+            {"tensor_shardings": (TP,)},
+            {"tensor_shardings": (TP,), "sequence_shardings": (ring,)},
+        )
+    ]
+    assert sizes == [1000, 400 + 600 // 2, 400 // 2 + 600 // 4]
+
+
 def test_without_sequence_parallel_every_rank_has_all_tokens_around_regions() -> None:
     found = local(tensor_shardings=(replace(TP, sequence_parallel=False),))
     assert found.value_bytes((NORM, 0)) == HIDDEN_BYTES
