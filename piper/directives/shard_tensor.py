@@ -37,7 +37,8 @@ class ShardTensor(Directive):
         filter: the regions, e.g. {"TP": "*"}.
         devices: the reference's device list; it must be that of the stages (checked when the file is read).
         axis: "tp"; "etp" for regions of experts that `shard` distributes: its tensor_degree says it.
-        sequence_parallel: between the regions, activations are cut over the tokens.
+        sequence_parallel: between the regions, activations are cut over the tokens; on, but off where
+            `devices` are given, as in the reference.
         asynchronous: the collectives overlap with the matmuls that they feed.
         stream: of the collectives.
     """
@@ -63,12 +64,9 @@ class ShardTensor(Directive):
             for name, reader in _READERS.items()
             if name in entry
         }
-        return cls(
-            filter=read_filter(entry, where=where, op=cls.op),
-            devices=read_devices(entry, where=where, op=cls.op),
-            where=where,
-            **fields,
-        )
+        devices = read_devices(entry, where=where, op=cls.op)
+        fields.setdefault("sequence_parallel", devices is None)
+        return cls(filter=read_filter(entry, where=where, op=cls.op), devices=devices, where=where, **fields)
 
     def apply(self, graph: Graph) -> Graph:
         """State that the matched segments are cut over tp, or check that `shard` cuts them over etp."""

@@ -10,7 +10,8 @@ from piper.errors import StrategyError
 from piper.graph import CapturedModel, default_cut, stages_of_segments, units_of
 from piper.graph.directive import Directive
 from piper.graph.graph import Rows
-from piper.schedules import schedule_rows, stages_of
+from piper.schedules import copies_of, find_schedule, schedule_rows, stages_of
+from piper.schedules.copies import Copies, in_model_stages
 from piper.strategy.expand import directives_of_shorthand
 from piper.strategy.places import default_places, places_of_stages
 from piper.strategy.resolve import CUSTOM, DEFAULT_SCHEDULE, Resolved
@@ -52,14 +53,28 @@ def _is_stage_mesh(directive: Directive) -> bool:
 def _places(resolved: Resolved, listed: Sequence[Place]) -> tuple[Place, ...]:
     if listed:
         return places_of_stages(listed, num_pipeline_ranks=resolved.pp)
-    layout = DEFAULT_SCHEDULE if resolved.schedule == CUSTOM else resolved.schedule
-    stages = stages_of(
-        layout,
+    return default_places(_scheduled_stages(resolved), where=resolved.strategy.where)
+
+
+def _scheduled_stages(resolved: Resolved) -> tuple[tuple[int, ...], ...]:
+    """Return the stages whose first home each pipeline rank is, as the schedule lays them."""
+    virtual = stages_of(
+        _layout(resolved),
         num_pipeline_ranks=resolved.pp,
         virtual_stages_per_rank=resolved.vp,
         where=resolved.strategy.where,
     )
-    return default_places(stages, where=resolved.strategy.where)
+    number = _copies(resolved).stages_of_a_copy
+    return tuple(tuple(stage for stage in held if stage < number) for held in virtual)
+
+
+def _layout(resolved: Resolved) -> str:
+    return DEFAULT_SCHEDULE if resolved.schedule == CUSTOM else resolved.schedule
+
+
+def _copies(resolved: Resolved) -> Copies:
+    count = copies_of(find_schedule(_layout(resolved), where=resolved.strategy.where))
+    return Copies(num_stages=resolved.pp * resolved.vp, count=count)
 
 
 def _unit_counts(resolved: Resolved, places: Sequence[Place], model: CapturedModel) -> tuple[int, ...]:
@@ -93,10 +108,11 @@ def _filled_in(directive: Directive, resolved: Resolved) -> Directive:
 def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:
     orders = [d for d in resolved.strategy.directives if isinstance(d, Order)]
     where = orders[0].where if orders else resolved.strategy.where
-    if len(places) != resolved.pp * resolved.vp:
+    copies = _copies(resolved)
+    if len(places) != copies.stages_of_a_copy:
         raise StrategyError(
             where=where, field="schedule", value=resolved.schedule,
-            rule=f"has {resolved.vp} stages on each of {resolved.pp} ranks, but {len(places)} are placed",
+            rule=f"has {copies.stages_of_a_copy} stages on {resolved.pp} ranks, but {len(places)} are placed",
             fix="write the order of each pipeline rank, or place as many stages as the schedule has",
         )  # fmt: skip
     rows = schedule_rows(
@@ -107,17 +123,12 @@ def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:
         where=where,
     )
     order = orders[0] if orders else Order(schedule=resolved.schedule, where=where)
-    return replace(order, rows=_at_home(rows, resolved, places, where=where))
+    return replace(order, rows=_at_home(in_model_stages(rows, copies), resolved, places, where=where))
 
 
 def _at_home(rows: Rows, resolved: Resolved, places: Sequence[Place], *, where: str) -> Rows:
     """Return the rows by pipeline rank as placed: a rank takes the row with exactly its stages."""
-    scheduled = stages_of(
-        resolved.schedule,
-        num_pipeline_ranks=resolved.pp,
-        virtual_stages_per_rank=resolved.vp,
-        where=where,
-    )
+    scheduled = _scheduled_stages(resolved)
     row_of = {frozenset(stages): row for stages, row in zip(scheduled, rows, strict=True)}
     found = []
     for rank in range(resolved.pp):

@@ -15,7 +15,8 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
     """Return directives in which device lists became positions on a mesh.
 
     The reference's device numbers are symbolic: equal lists are one pipeline rank, ordered by their
-    lowest number, and the length of a list is the number of replicas.
+    lowest number. The members of a list are replicas, or, where a `shard_tensor` cuts regions over them,
+    the ranks of the axis tp; a `shard` distributes experts over all of them.
 
     Raises: StrategyError for lists that contradict each other.
     """
@@ -36,9 +37,15 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
             rule="must all have the same length", fix="give every stage the same number of devices",
         )  # fmt: skip
     _require_groups(listed)
-    mesh = Mesh(axes=(("dp", len(lists[0])), ("pp", len(lists))), where=listed[0].where)
+    size = len(lists[0])
+    axes = (
+        (("tp", size), ("pp", len(lists)))
+        if _cuts_tensors(directives)
+        else (("dp", size), ("pp", len(lists)))
+    )
+    mesh = Mesh(axes=axes, where=listed[0].where)
     stated = [d for d in directives if isinstance(d, Mesh) and d.filter is None]
-    if stated and (stated[0].ranks_of_stage, stated[0].size("pp")) != (len(lists[0]), len(lists)):
+    if stated and (stated[0].ranks_of_stage, stated[0].size("pp")) != (size, len(lists)):
         raise StrategyError(
             where=stated[0].where, field="mesh.axes", value=dict(stated[0].axes),
             rule=f"contradicts the device lists, which say {dict(mesh.axes)}", fix="make them agree",
@@ -49,7 +56,18 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
         else d
         for d in directives
     )
-    return placed if stated else (mesh, *placed)
+    return placed if stated else (mesh, *(_over_whole_groups(d, size) for d in placed))
+
+
+def _cuts_tensors(directives: Sequence[Directive]) -> bool:
+    return any(isinstance(d, ShardTensor) and d.axis == "tp" for d in directives)
+
+
+def _over_whole_groups(directive: Directive, size: int) -> Directive:
+    """Return a `shard` that says no degree with that of a device list, as in the reference."""
+    if isinstance(directive, Shard) and directive.degree is None and directive.tensor_degree is None:
+        return replace(directive, degree=size)
+    return directive
 
 
 def _check_other_lists(directives: Sequence[Directive], lists: Sequence[tuple[int, ...]]) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from piper.directives import Place, Split
 from piper.errors import JobError, StrategyError
-from piper.schedules import MOST_PASSES, default_virtual_stages, unchecked_rows
+from piper.schedules import MOST_PASSES, copies_of, default_virtual_stages, find_schedule, unchecked_rows
 from piper.strategy.degrees import find_degrees
 from piper.strategy.shorthand import Shorthand
 from piper.strategy.strategy import Strategy
@@ -157,8 +157,10 @@ def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple
     schedule = stated.schedule or _default(
         defaults, "schedule", DEFAULT_SCHEDULE if asked in {None, 1} else SCHEDULE_OF_SEVERAL_STAGES
     )
-    if asked is not None:
-        return schedule, asked
+    if stated.vp is not None:
+        return schedule, stated.vp
+    if on_each is not None:
+        return schedule, on_each * copies_of(find_schedule(schedule, where=where))
     return schedule, default_virtual_stages(schedule, where=where)
 
 
