@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from piper.compiler import compile_graph
-from piper.graph import build_graph
+from piper.graph import CapturedModel, build_graph
 from piper.strategy import Strategy, complete, load_strategy, resolve
 from simulator.plan import Plan
 from tests.models import captured
@@ -23,14 +23,15 @@ def compiled(
     optimizer: str = "adamw",
     clip: float | None = 1.0,
     on_pass: Callable[[str, str], None] | None = None,
+    model: Callable[[int], CapturedModel] | None = None,
 ) -> Plan:
-    """Compile the toy model of `tests.models` under a shorthand or strategy file."""
+    """Compile the toy model of `tests.models`, or what `model` makes of a size, under a strategy."""
     strategy: Strategy = load_strategy(text)
     resolved = resolve(
         strategy, gpus=gpus, gpus_per_node=8, global_batch=global_batch, micro_batch=micro_batch
     )
     models = [
-        captured(layers=layers, tied=tied, micro_batch=size, dtype=dtype)
+        model(size) if model else captured(layers=layers, tied=tied, micro_batch=size, dtype=dtype)
         for size in dict.fromkeys(resolved.sizes)
     ]
     stages, directives = complete(resolved, models[0])
