@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cost_models.documents import exists
-from piper.directives import Mesh, Order, Recompute, Replicate, Shard, ShardTensor, Split
+from piper.directives import Mesh, Offload, Order, Recompute, Replicate, Shard, ShardTensor, Split
 from piper.errors import StrategyError
 from piper.graph.directive import Directive
 from piper.strategy.files import read_directives
@@ -16,6 +16,7 @@ from piper.strategy.places import with_places
 from piper.strategy.shorthand import Shorthand, parse_shorthand
 
 D = TypeVar("D", bound=Directive)
+T = TypeVar("T")
 
 _FILE_SUFFIXES = {".json", ".yaml", ".yml"}
 
@@ -76,7 +77,7 @@ def facts(directives: tuple[Directive, ...], *, where: str) -> Shorthand:
     sizes = dict(mesh.axes) if mesh else {}
     experts = _all(directives, Shard)
     tensors = _all(directives, ShardTensor)
-    recomputed = _all(directives, Recompute)
+    replicas = _all(directives, Replicate)
     return Shorthand(
         tp=sizes.get("tp"),
         pp=sizes.get("pp", 1) if mesh else None,
@@ -85,14 +86,27 @@ def facts(directives: tuple[Directive, ...], *, where: str) -> Shorthand:
         ep=_largest([d.degree for d in experts]) or sizes.get("ep"),
         etp=_largest([d.tensor_degree for d in experts]) or sizes.get("etp"),
         dp=mesh.size("dp") if mesh else None,
-        hsdp=_largest([d.shard_ranks for d in _all(directives, Replicate)])
-        or (mesh.shard_ranks if mesh else None),
-        zero=_largest([d.zero for d in _all(directives, Replicate)]),
+        hsdp=_largest([d.shard_ranks for d in replicas]) or (mesh.shard_ranks if mesh else None),
+        zero=_largest([d.zero for d in replicas]),
         sp=("on" if any(d.sequence_parallel for d in tensors) else "off") if tensors else None,
         schedule=named[0].schedule if named else ("custom" if orders else None),
-        recompute=max(d.mode for d in recomputed) if recomputed else None,
+        recompute=_recompute(_all(directives, Recompute)),
         micro_batch=split.micro_batch if split else None,
+        async_tp="on" if any(d.asynchronous for d in tensors) else None,
+        offload=_agreed([d.what for d in _all(directives, Offload)]),
+        bucket_mb=_agreed([d.bucket_mb for d in replicas]),
+        prefetch=_agreed([d.prefetch for d in replicas]),
     )
+
+
+def _recompute(stated: Sequence[Recompute]) -> str | None:
+    modes = sorted({d.mode if d.layers is None else f"{d.mode}:{d.layers}" for d in stated})
+    return modes[-1] if modes else None
+
+
+def _agreed(values: Sequence[T | None]) -> T | None:
+    """Return what all directives say, or None: the shorthand cannot say it."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def _largest(values: list[int | None]) -> int | None:

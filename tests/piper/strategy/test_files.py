@@ -10,6 +10,7 @@ import pytest
 
 from piper.errors import StrategyError
 from piper.strategy import load_strategy, write_directives
+from simulator.plan import DevicePlan
 from simulator.plan.check import check_plan
 from tests.jobs import compiled
 
@@ -28,6 +29,10 @@ def written(tmp_path: Path, entries: object, name: str = "s.json") -> str:
     path = tmp_path / name
     path.write_text(entries if isinstance(entries, str) else json.dumps(entries, indent=1))
     return str(path)
+
+
+def computed(device: DevicePlan) -> list[str]:
+    return [task.code for task in device.tasks if task.kind.name in {"F", "B", "BI", "BW"}]
 
 
 def test_a_complete_file_says_everything_itself(tmp_path: Path) -> None:
@@ -70,8 +75,7 @@ def test_a_reference_file_with_device_lists_loads(tmp_path: Path) -> None:
     ]
     plan = compiled(written(tmp_path, entries))
     assert (plan.mesh.size("pp"), plan.mesh.size("dp")) == (2, 2)
-    computes = [code for code in plan.device_plans[0].codes() if code[1] in "FB"]
-    assert computes == ["0F0", "0B0", "0F1", "0B1"]
+    assert computed(plan.device_plans[0]) == ["0F0", "0B0", "0F1", "0B1"]
     assert check_plan(plan) == []
 
 
@@ -232,11 +236,13 @@ def test_a_schedule_may_split_backwards(name: str) -> None:
     assert any(code.startswith("0BW") for code in plan.device_plans[0].codes())
 
 
-def test_rows_may_split_backwards(tmp_path: Path) -> None:
-    row = [[{"PP": 0, "MB": 0, "PASS": letter}] for letter in ("F", "BI", "BW")]
+def test_rows_that_split_backwards_split_them_where_they_say(tmp_path: Path) -> None:
+    row = [[{"PP": 0, "MB": m, "PASS": letter}] for m, letters in enumerate(("F B", "F BI BW"))
+           for letter in letters.split()]  # fmt: skip
     path = written(tmp_path, [
         {"op": "mesh", "axes": {"pp": 1}}, {"op": "place", "filter": {"PP": 0}, "at": {"pp": 0}},
-        {"op": "split", "num_microbatches": 1}, {"op": "order", "filters": row},
+        {"op": "split", "num_microbatches": 2}, {"op": "order", "filters": row},
     ])  # fmt: skip
-    codes = compiled(path, global_batch=1, clip=None).device_plans[0].codes()
-    assert codes == ("0F0", "0BI0", "0BW0", "0UPDATE@dense0")
+    plan = compiled(path, global_batch=2)
+    assert computed(plan.device_plans[0]) == ["0F0", "0B0", "0F1", "0BI1", "0BW1"]
+    assert check_plan(plan) == []
