@@ -46,9 +46,10 @@ from piper.schedules import (
     zbv,
 )
 from piper.schedules.costs import Costs, parse_costs
+from piper.schedules.limits import most_in_flight, require_memory
 from piper.schedules.rows import Layout, Rows, Slot, parse_rows, show_rows, stages_by_rank, validate_rows
 from piper.schedules.schedule_file import ScheduleFile, is_schedule_file, load_schedule_file
-from piper.schedules.user_file import is_user_function, load_user_function
+from piper.schedules.user_file import is_user_function, load_user_function, place_of
 from piper.user_code import user_code
 
 MOST_PASSES = 2**22
@@ -138,7 +139,7 @@ def schedule_rows(
         name, num_pipeline_ranks, num_microbatches, vp=virtual_stages_per_rank, where=where
     )
     exact = tuple((parse_costs() if costs is None else costs).items())
-    with _user_errors(name, where):
+    with _user_errors(name, function, where):
         return _checked_rows(function, counts, costs=exact, memory_cap=memory_cap, where=f"{where}: {name}")
 
 
@@ -161,7 +162,7 @@ def unchecked_rows(
         name, num_pipeline_ranks, num_microbatches, vp=virtual_stages_per_rank, where=where
     )
     exact = tuple((parse_costs() if costs is None else costs).items())
-    with _user_errors(name, where):
+    with _user_errors(name, function, where):
         return _rows_of(function, counts, costs=exact, memory_cap=memory_cap, where=f"{where}: {name}")
 
 
@@ -226,20 +227,21 @@ def _asked(
 
 
 @contextmanager
-def _user_errors(name: str, where: str) -> Iterator[None]:
+def _user_errors(name: str, function: ScheduleFunction, where: str) -> Iterator[None]:
     """Turn what a schedule function raises into StrategyError; other errors of our own schedules stay."""
+    own = not _is_users(function)
     try:
         yield
     except StrategyError:
         raise
     except ValueError as error:
         fix = "change the number of stages, microbatches or the memory cap, or take another schedule"
-        rule = f"cannot be used: {error}"
+        rule = f"cannot be used: {error}{'' if own else place_of(error, function)}"
         raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
     except Exception as error:
-        if not is_user_function(name) and name not in _REGISTERED:
+        if own:
             raise
-        rule = f"fails: {type(error).__name__}: {error}"
+        rule = f"fails: {type(error).__name__}: {error}{place_of(error, function)}"
         fix = "make the function return rows for these counts, or raise ValueError"
         raise StrategyError(where=where, field="schedule", value=name, rule=rule, fix=fix) from error
 
@@ -279,7 +281,16 @@ def _rows_of(
             costs=dict(costs),
             memory_cap=memory_cap,
         )
-    return parse_rows(raw, where=where)
+    rows = parse_rows(raw, where=where)
+    if memory_cap is not None and _is_users(function) and len(rows) == num_pipeline_ranks:
+        stages = stages_by_rank(num_pipeline_ranks, virtual_stages_per_rank, layout=layout_of(function))
+        require_memory("it", most_in_flight(rows, stages, copies=copies_of(function)), memory_cap)
+    return rows
+
+
+def _is_users(function: ScheduleFunction) -> bool:
+    """Tell whether a function is the user's: those of the table and files keep to the cap themselves."""
+    return not isinstance(function, ScheduleFile) and all(function is not m.rows for m in SCHEDULES.values())
 
 
 __all__ = [

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+
+from piper.schedules.rows import Rows
+from simulator.plan.task import TaskKind
 
 _STAGES_OF_A_V = 2
 
@@ -35,3 +39,21 @@ def require_memory(name: str, in_flight: int | Fraction, memory_cap: Fraction | 
 def smaller_cap(own: int, memory_cap: Fraction | None) -> int:
     """Return the microbatches that fit both into a schedule's own cap and into the one that is asked for."""
     return own if memory_cap is None else min(own, math.floor(memory_cap))
+
+
+def most_in_flight(rows: Rows, stages: Sequence[Sequence[int]], *, copies: int = 1) -> Fraction:
+    """Return the most microbatches of a rank's whole model part between F and B or BW, in order of the rows.
+
+    Args:
+        rows: by pipeline rank.
+        stages: those of each pipeline rank.
+        copies: of the model among the stages.
+    """
+    most = Fraction(0)
+    for row, stages_of_rank in zip(rows, stages, strict=True):
+        held = 0
+        for slot in row:
+            held += sum(task.kind is TaskKind.F for task in slot)
+            most = max(most, Fraction(held * copies, len(stages_of_rank)))
+            held -= sum(task.kind in {TaskKind.B, TaskKind.BW} for task in slot)
+    return most

@@ -15,7 +15,7 @@ from pathlib import Path
 from cost_models.documents import UnreadableError, read_text
 from piper.errors import StrategyError
 from piper.schedules.entries import Entry
-from piper.schedules.limits import require_memory
+from piper.schedules.limits import most_in_flight, require_memory
 from piper.schedules.rows import Rows, stages_by_rank
 from simulator.plan.task import TaskKind, TaskName
 
@@ -114,19 +114,9 @@ class ScheduleFile:
             if given != listed:
                 raise ValueError(f"the file lists {listed} {what}, not {given}; ask for {listed}")
         if memory_cap is not None:
-            require_memory(self.where, self._most_held(), memory_cap)
+            held = most_in_flight(self.rows, self.stage_of_rank, copies=self.copies)
+            require_memory(self.where, held, memory_cap)
         return self.rows
-
-    def _most_held(self) -> Fraction:
-        """Return the most microbatches of a rank's whole model part between F and B or BW."""
-        most = Fraction(0)
-        for row, stages in zip(self.rows, self.stage_of_rank, strict=True):
-            held = 0
-            for slot in row:
-                held += sum(task.kind is TaskKind.F for task in slot)
-                most = max(most, Fraction(held * self.copies, len(stages)))
-                held -= sum(task.kind in {TaskKind.B, TaskKind.BW} for task in slot)
-        return most
 
     def _passes(self) -> list[TaskName]:
         return [task for row in self.rows for slot in row for task in slot]

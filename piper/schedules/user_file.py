@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,13 +42,32 @@ def load_user_function(text: str, *, where: str) -> Callable[..., Any]:
         with user_code():
             spec.loader.exec_module(module)
     except Exception as error:
-        rule = f"names a file that fails: {type(error).__name__}: {error}"
+        line = error.lineno if isinstance(error, SyntaxError) else _line(error, str(path))
+        rule = f"names a file that fails: {type(error).__name__}: {error}{_at(file, line)}"
         raise _error(text, rule, where, fix=f"make `python {file}` run") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise _error(text, "names no function of that file", where, fix=f"in {file}, {_SHAPE}")
     found: Callable[..., Any] = function
     return found
+
+
+def place_of(error: Exception, function: Callable[..., Any]) -> str:
+    """Return ` (file:line)` of the user's code that raised (of the function, if none of it ran), or ""."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
+    return _at(code.co_filename, _line(error, code.co_filename) or code.co_firstlineno)
+
+
+def _line(error: Exception, file: str) -> int | None:
+    """Return the innermost line of a file that an error came through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None
+
+
+def _at(file: str, line: int | None) -> str:
+    return "" if line is None else f" ({file}:{line})"
 
 
 def _error(value: str, rule: str, where: str, *, fix: str) -> StrategyError:

@@ -1,6 +1,7 @@
 """Contract of every schedule in the table, over a grid of pipeline ranks and microbatches."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -430,6 +431,8 @@ def lossy(*, num_pipeline_ranks, **others):
 def broken(**counts):
     return counts["colour"]
 
+def narrow(num_pipeline_ranks, num_microbatches): return []
+
 SIZE = 3
 """
 
@@ -450,8 +453,12 @@ def test_a_users_function_is_loaded_from_its_file_and_checked(user_file):
     ("function", "rule"),
     [
         ("mine", "cannot be used: needs an even number of microbatches"),
+        ("mine", "mine.py:4)"),
         ("lossy", "stage 0 microbatch 0: there are 0 B, 0 BI, 0 BW"),
         ("broken", "fails: KeyError: 'colour'"),
+        ("broken", "mine.py:15)"),
+        ("narrow", "fails: TypeError: narrow() got an unexpected keyword argument"),
+        ("narrow", "mine.py:17)"),
         ("SIZE", "names no function of that file"),
         ("absent", "names no function of that file"),
     ],
@@ -468,6 +475,30 @@ def test_rows_can_be_had_unchecked_to_list_what_is_wrong_with_them(user_file):
     assert show_rows(rows) == [["0F0"], ["1F0"]]
     with pytest.raises(StrategyError, match="keeps 3 microbatches in flight"):
         unchecked_rows("gpipe", num_pipeline_ranks=2, num_microbatches=3, memory_cap=Fraction(2))
+
+
+def test_a_users_rows_that_hold_more_than_the_memory_cap_are_refused(user_file):
+    name, counts = f"{user_file}:mine", {"num_pipeline_ranks": 2, "num_microbatches": 4}
+    assert schedule_rows(name, **counts, memory_cap=Fraction(4))
+    with pytest.raises(StrategyError, match="it keeps 4 microbatches in flight, the memory cap is 3"):
+        schedule_rows(name, **counts, memory_cap=Fraction(3))
+
+
+def test_a_file_with_a_slip_is_named_with_the_line(tmp_path):
+    for text, line in [("x = 1\ndef f(:\n", 2), ("\n\nint('x')\n", 3)]:
+        (tmp_path / "slip.py").write_text(text)
+        with pytest.raises(StrategyError, match=rf"slip.py:{line}\)"):
+            find_schedule(f"{tmp_path / 'slip.py'}:f")
+
+
+def test_the_examples_pass_the_contract_of_the_table():
+    file = Path(__file__).resolve().parents[3] / "examples" / "schedules.py"
+    for name in ("in_pairs", "three_p"):
+        for p, m in [(1, 2), (2, 2), (3, 4), (4, 8), (8, 6)]:
+            rows = schedule_rows(f"{file}:{name}", num_pipeline_ranks=p, num_microbatches=m)
+            assert passes_of(rows) == [(rank, mb) for rank in range(p) for mb in range(m)]
+    with pytest.raises(StrategyError, match="even number of microbatches"):
+        schedule_rows(f"{file}:in_pairs", num_pipeline_ranks=2, num_microbatches=3)
 
 
 def test_a_users_file_that_is_missing_or_fails_is_an_input_error(tmp_path):
