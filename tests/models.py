@@ -34,6 +34,8 @@ def captured(
         operations=(matmul("dx", rows, direction="dgrad"), matmul("dw", rows, direction="wgrad")),
         workspace_bytes=300,
     )
+    inputs = PassCost(operations=backward.operations[:1], workspace_bytes=200)
+    weights = PassCost(operations=backward.operations[1:], workspace_bytes=150)
     head_weight = "embed.weight" if tied else "head.weight"
 
     def segment(name: str, unit: int, **changes: object) -> CapturedSegment:
@@ -49,11 +51,24 @@ def captured(
             saved_bytes=1000 * micro_batch,
             inputs_saved=(True,),
             outputs_saved=(False,),
+            backward_inputs=inputs,
+            backward_weights=weights,
+            saved_for_weights_bytes=400 * micro_batch,
+            gradients_for_weights_bytes=300 * micro_batch,
+            inputs_saved_for_weights=(True,),
+            outputs_saved_for_weights=(False,),
+            output_gradients_for_weights=(False,),
         )
         return replace(base, **changes)
 
     embed = segment(
-        "embed", 0, parameters=("embed.weight",), inputs=((-1, 0),), saved_bytes=0, inputs_saved=(True,)
+        "embed",
+        0,
+        parameters=("embed.weight",),
+        inputs=((-1, 0),),
+        saved_bytes=0,
+        inputs_saved=(True,),
+        saved_for_weights_bytes=0,
     )
     middle = [
         segment(
@@ -71,6 +86,7 @@ def captured(
         inputs=((layers, 0), (-1, 1)),
         outputs=(TensorSpec(shape=(), dtype="fp32", batch_dim=None),),
         inputs_saved=(True, True),
+        inputs_saved_for_weights=(True, False),
         saved_bytes=5000 * micro_batch,
     )
     parameters = [Parameter(name="embed.weight", shape=(VOCABULARY, HIDDEN))]

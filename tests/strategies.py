@@ -18,19 +18,28 @@ from typing import Any
 
 from piper.compiler import compile_graph
 from piper.errors import StrategyError
-from piper.graph import build_graph
+from piper.graph import CapturedModel, build_graph
 from piper.schedules import SCHEDULES, Rows, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
 from piper.strategy.places import with_places
 from piper.strategy.strategy import facts
-from simulator.plan import Plan, TaskKind
+from simulator.plan import Plan
+from tests.facts import with_tied_head
+from tests.graphs import transformer
 from tests.models import captured
 
 Slot = list[tuple[str, int, int]]
 """Passes that may overlap: (letter, stage, microbatch)."""
 
-_model = lru_cache(maxsize=256)(captured)
+
+@lru_cache(maxsize=512)
+def _model(regions: str, layers: int, *, micro_batch: int, tied: bool, dtype: str) -> CapturedModel:
+    """Return the toy model, or ("dense", "experts") a transformer with regions that can be cut."""
+    if not regions:
+        return captured(layers=layers, tied=tied, micro_batch=micro_batch, dtype=dtype)
+    model = transformer(layers=layers, micro_batch=micro_batch, experts=regions == "experts")
+    return with_tied_head(model) if tied else model
 
 
 @dataclass(kw_only=True)
@@ -42,6 +51,7 @@ class Draft:
         directives: as a strategy file has them.
         homes: by stage its pipeline rank.
         microbatches: of a replica.
+        regions: "": the toy model; "dense", "experts": a transformer with regions that can be cut.
         split_backwards: share of backwards that random rows split into BI and BW.
         features: names of what was drawn, for messages.
     """
@@ -49,6 +59,9 @@ class Draft:
     choose: random.Random
     pp: int = 1
     dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    regions: str = ""
     layers: int = 4
     tied: bool = False
     homes: tuple[int, ...] = (0,)
@@ -69,6 +82,10 @@ class Draft:
     def is_looped(self) -> bool:
         """Tell whether a named schedule can run it: one stage for each pipeline rank."""
         return self.homes == tuple(range(self.pp))
+
+    def model(self, micro_batch: int) -> CapturedModel:
+        """Return what capture would say at a microbatch size."""
+        return _model(self.regions, self.layers, micro_batch=micro_batch, tied=self.tied, dtype=self.dtype)
 
     def add(self, op: str, **fields: Any) -> None:
         self.directives.append({"op": op, **fields})
@@ -100,10 +117,7 @@ def compile_drawn(draft: Draft, *, verified: bool = True) -> Plan:
     resolved = resolve(
         strategy, gpus=None, gpus_per_node=8, global_batch=draft.global_batch, micro_batch=None
     )
-    models = [
-        _model(layers=draft.layers, tied=draft.tied, micro_batch=size, dtype=draft.dtype)
-        for size in dict.fromkeys(resolved.sizes)
-    ]
+    models = [draft.model(size) for size in dict.fromkeys(resolved.sizes)]
     stages, complete_directives = complete(resolved, models[0])
     graph = build_graph(
         models,
@@ -130,8 +144,30 @@ def _model_shape(draft: Draft) -> None:
     draft.tied = draft.choose.random() < 0.4
 
 
+def _regions(draft: Draft) -> None:
+    """Take the transformer, whose regions can be cut, now and then; it has one dtype."""
+    draft.regions = draft.choose.choice(["", "", "dense", "experts"])
+    if draft.regions:
+        draft.dtype, draft.layers = "bf16", min(draft.layers, 5)
+
+
+def _cuts(draft: Draft) -> None:
+    """Cut regions over tensor or context parallel ranks, and experts over the ranks of a stage."""
+    if not draft.regions:
+        return
+    if draft.regions == "dense" and draft.choose.random() < 0.5:
+        draft.tp = 2
+        flags = {name: draft.choose.random() < 0.5 for name in ("sequence_parallel", "asynchronous")}
+        draft.add("shard_tensor", filter={"TP": "*"}, **flags)
+    if draft.choose.random() < 0.4:
+        draft.cp = 2
+        draft.add("shard_sequence", filter={"CP": "*"}, method=draft.choose.choice(["ring", "all_to_all"]))
+    if draft.regions == "experts" and draft.dp * draft.cp % 2 == 0:
+        draft.add("shard", filter={"EP": "*"}, degree=2, imbalance=draft.choose.choice([1.0, 1.5]))
+
+
 def _degrees(draft: Draft) -> None:
-    degrees = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)]
+    degrees = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)]
     draft.pp, draft.dp = draft.choose.choice(degrees)
 
 
@@ -162,10 +198,10 @@ def _units(draft: Draft) -> list[int] | None:
 def _place(draft: Draft) -> None:
     """Place by position on named axes, or by the reference's device lists."""
     units = _units(draft)
-    listed = draft.choose.random() < 0.3
+    listed = draft.choose.random() < 0.3 and draft.tp * draft.cp == 1
     if not listed:
-        axes = {"pp": draft.pp, "dp": draft.dp}
-        draft.add("mesh", axes=dict(draft.choose.sample(list(axes.items()), 2)))
+        axes = {"pp": draft.pp, "dp": draft.dp, "tp": draft.tp, "cp": draft.cp}
+        draft.add("mesh", axes=dict(draft.choose.sample(list(axes.items()), len(axes))))
     for stage, home in enumerate(draft.homes):
         where = {"at": {"pp": home}}
         if listed:
@@ -189,16 +225,36 @@ def _split(draft: Draft) -> None:
 
 
 def _replicate(draft: Draft) -> None:
-    """Replicate all stages alike, or some with ZeRO-1 and some without."""
-    if draft.dp == 1 and draft.choose.random() < 0.7:
+    """Replicate all stages alike, or some in another way than the others."""
+    if draft.dp * draft.cp == 1 and draft.choose.random() < 0.7:
         return
     some = {stage for stage in range(draft.stages) if draft.choose.random() < 0.5}
     others = set(range(draft.stages)) - some
     if draft.choose.random() < 0.5 or not some or not others:
-        draft.add("replicate", filter={"PP": "*"}, shard_optimizer=draft.choose.random() < 0.5)
+        draft.add("replicate", filter={"PP": "*"}, **_state(draft))
         return
-    draft.add("replicate", filter={"PP": sorted(some)}, shard_optimizer=True)
-    draft.add("replicate", filter={"PP": sorted(others)}, shard_optimizer=False)
+    draft.add("replicate", filter={"PP": sorted(some)}, **_state(draft))
+    draft.add("replicate", filter={"PP": sorted(others)}, **_state(draft))
+
+
+def _state(draft: Draft) -> dict[str, Any]:
+    """Return how state is cut over replicas, and when gradients are reduced and parameters gathered."""
+    zero = draft.choose.choice([{}, *({name: True} for name in ZERO_FLAGS)])
+    found: dict[str, Any] = dict(zero)
+    shards = [n for n in range(2, draft.dp * draft.cp) if draft.dp * draft.cp % n == 0]
+    if zero and shards and draft.choose.random() < 0.4:
+        found["shard_ranks"] = draft.choose.choice(shards)
+    if draft.choose.random() < 0.3:
+        found["reduce"] = "microbatch"
+    if "shard_params" in zero:
+        found["prefetch"] = draft.choose.randint(0, 3)
+        found["reshard"] = draft.choose.random() < 0.7
+    if draft.choose.random() < 0.2:
+        found["reduce_stream"] = "reducing"
+    return found
+
+
+ZERO_FLAGS = ("shard_optimizer", "shard_grads", "shard_params")
 
 
 def _recompute(draft: Draft) -> None:
@@ -211,6 +267,11 @@ def _recompute(draft: Draft) -> None:
     }  # fmt: skip
     if which != "none":
         draft.add("recompute", filter=filters[which])
+
+
+def _split_backward(draft: Draft) -> None:
+    """Split some backwards of rows into gradients of inputs and of weights."""
+    draft.split_backwards = draft.choose.choice([0.0, 0.5, 1.0])
 
 
 def _order(draft: Draft) -> None:
@@ -229,11 +290,11 @@ def _schedules(draft: Draft) -> list[str]:
     """Return the schedules that have rows for these stages, where they are placed, and microbatches."""
     held = draft.stages // draft.pp
     found = []
-    for schedule in SCHEDULES if draft.is_looped else ():
+    for schedule in SCHEDULES if draft.stages == held * draft.pp else ():
         rows = _rows(schedule, draft.pp, draft.microbatches, held)
-        places = {task.stage: rank for rank, row in enumerate(rows) for slot in row for task in slot}
-        fused = all(task.kind in {TaskKind.F, TaskKind.B} for row in rows for slot in row for task in slot)
-        if fused and places == dict(enumerate(draft.homes)):
+        places = {(task.stage, rank) for rank, row in enumerate(rows) for slot in row for task in slot}
+        passes = {(task.stage, task.microbatch) for row in rows for slot in row for task in slot}
+        if places == set(enumerate(draft.homes)) and len(passes) == draft.stages * draft.microbatches:
             found.append(schedule)
     return found
 
@@ -349,12 +410,15 @@ def _shuffle(draft: Draft) -> None:
 FEATURES: dict[str, Callable[[Draft], None]] = {
     "job": _job,
     "tied": _model_shape,
+    "regions": _regions,
     "degrees": _degrees,
+    "cuts": _cuts,
     "stages": _stages,
     "place": _place,
     "split": _split,
     "replicate": _replicate,
     "recompute": _recompute,
+    "split backward": _split_backward,
     "order": _order,
     "shuffled": _shuffle,
 }
