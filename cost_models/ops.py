@@ -136,22 +136,29 @@ def cut(operation: Operation, position: int, parts: int) -> Operation:
 
 
 def resize(operation: Operation, position: int, size: int) -> Operation:
-    """Return a kernel with one dimension of another size, smaller or larger; everything else as in `cut`."""
+    """Return a kernel with one dimension of another size, smaller or larger; everything else as in `cut`.
+
+    Fewer groups of a grouped matmul read fewer weights, but all rows are still there: its FLOPs stay.
+    """
     whole = operation.shape[position]
     shape = list(operation.shape)
     shape[position] = size
     if operation.kind is OpKind.ATTENTION and position == _HEADS and whole:
         shape[_KV_HEADS] = _ceil(shape[_KV_HEADS] * size, whole)
+    only_groups = operation.kind is OpKind.GROUPED_MATMUL and position == _GROUPS
     return replace(
         operation,
         shape=tuple(shape),
-        flops=_ceil(operation.flops * size, whole) if whole else 0,
+        flops=operation.flops if only_groups else _ceil(operation.flops * size, whole) if whole else 0,
         bytes=_resized_bytes(operation, tuple(shape), (size, whole)),
     )
 
 
 _HEADS, _KV_HEADS = 1, 2
 """Positions in the shape of attention."""
+
+_GROUPS = 0
+"""Position in the shape of a grouped matmul."""
 
 _FP32, _INT64 = DTYPE_BYTES["fp32"], DTYPE_BYTES["int64"]
 

@@ -62,15 +62,20 @@ def test_the_bias_of_a_matmul_is_cut_in_proportion():
     assert cut(matmul(1, 8, 64, 32, extra=128), 2, 4) == matmul(1, 8, 16, 32, extra=32)
 
 
-def test_a_grouped_matmul_keeps_the_weights_of_all_its_groups_when_rows_are_cut():
-    def grouped(rows, n, k):
-        return Operation(
-            kind=OpKind.GROUPED_MATMUL, name="grouped", shape=(8, rows, n, k), dtype="bf16",
-            flops=2 * rows * n * k, bytes=2 * (rows * k + 8 * k * n + rows * n),
-        )  # fmt: skip
+def grouped(rows, n, k, *, groups=8):
+    return Operation(
+        kind=OpKind.GROUPED_MATMUL, name="grouped", shape=(groups, rows, n, k), dtype="bf16",
+        flops=2 * rows * n * k, bytes=2 * (rows * k + groups * k * n + rows * n),
+    )  # fmt: skip
 
+
+def test_a_grouped_matmul_keeps_the_weights_of_all_its_groups_when_rows_are_cut():
     assert cut(grouped(1024, 64, 32), 1, 4) == grouped(256, 64, 32)
     assert cut(grouped(1024, 64, 32), 2, 4) == grouped(1024, 16, 32)
+
+
+def test_fewer_groups_of_a_grouped_matmul_read_fewer_weights_for_the_same_rows_and_flops():
+    assert cut(grouped(1024, 64, 32), 0, 4) == grouped(1024, 64, 32, groups=2)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])

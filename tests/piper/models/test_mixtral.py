@@ -1,6 +1,7 @@
 """The Mixtral module against plain loops over experts, its parameters, and its experts when captured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from piper.models import build_module, find_model
 from piper.models.find import from_config
 from piper.models.mixtral import SparseMoE
 from piper.models.mixtral_config import MixtralConfig
+from piper.predict import Job, compile_job
+from piper.strategy import load_strategy
 
 CONFIG = {
     "architectures": ["MixtralForCausalLM"],
@@ -193,6 +196,32 @@ def test_grouped_products_have_the_flops_of_the_routed_rows_in_each_direction(tm
     weights, ends = EXPERTS * 24 * 16 * 2, EXPERTS * 4
     assert up.bytes == weights + rows * (16 + 24) * 2 + ends
     assert cut(up, 0, EXPERTS).shape == (1, rows, 24, 16)
+
+
+@pytest.mark.parametrize("axes", ["dp=4,ep=2", "dp=4,ep=4", "dp=2,tp=2,ep=4", "dp=2,tp=2,ep=2,etp=2"])
+def test_however_experts_are_spread_all_devices_together_do_the_work_of_one(axes):
+    job = Job(
+        model="tiny-moe",
+        strategy=load_strategy(f"{axes},micro_batch=1"),
+        gpus=4,
+        global_batch=8,
+        dtype="bf16",
+    )
+    assert experts_flops(compile_job(job).plan) == experts_flops(
+        compile_job(replace(job, strategy=load_strategy("dp=1,micro_batch=1"), gpus=1)).plan
+    )
+
+
+def experts_flops(plan):
+    """FLOPs of grouped products of one step on all devices."""
+    per_device = sum(
+        op.flops * op.count
+        for work in plan.device_plans[0].tasks.work
+        if work >= 0
+        for op in plan.works[work].operations
+        if op.kind is OpKind.GROUPED_MATMUL
+    )
+    return per_device * plan.replicas
 
 
 def test_matmul_flops_of_the_whole_model_follow_its_active_parameters(tmp_path):
