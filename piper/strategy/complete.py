@@ -37,7 +37,9 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
         directives += directives_of_shorthand(resolved, model)
     rows = [d for d in stated if isinstance(d, Order) and d.schedule is None]
     dimension = resolved.split.dim_name
-    directives += [replace(d, dimension=dimension) for d in rows] or [_named_order(resolved, places)]
+    directives += [replace(d, dimension=dimension) for d in rows]
+    if resolved.schedule != CUSTOM:
+        directives.append(_named_order(resolved, places))
     return stages_of_segments(units_of(model), counts), tuple(directives)
 
 

@@ -13,6 +13,7 @@ from piper.directives import Place, Split
 from piper.errors import JobError, StrategyError
 from piper.schedules import MOST_PASSES, copies_of, default_virtual_stages, find_schedule, unchecked_rows
 from piper.strategy.degrees import find_degrees
+from piper.strategy.places import places_of_stages
 from piper.strategy.shorthand import Shorthand
 from piper.strategy.strategy import Strategy
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 DEFAULT_SCHEDULE = "1f1b"
 CUSTOM = "custom"
-"""The schedule of a strategy that states rows."""
+"""The schedule of a strategy that states rows, or places that no default schedule suits."""
 SCHEDULE_OF_SEVERAL_STAGES = "interleaved_1f1b"
 """Defaults with one stage per pipeline rank, and with several (CONTRACT)."""
 
@@ -154,6 +155,8 @@ def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple
     asked = stated.vp or on_each
     if stated.schedule == CUSTOM:
         return CUSTOM, asked or 1
+    if stated.schedule is None and not _lies_in_a_loop(strategy, pp):
+        return _default(defaults, "schedule", CUSTOM), asked or 1
     schedule = stated.schedule or _default(
         defaults, "schedule", DEFAULT_SCHEDULE if asked in {None, 1} else SCHEDULE_OF_SEVERAL_STAGES
     )
@@ -162,6 +165,16 @@ def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple
     if on_each is not None:
         return schedule, on_each * copies_of(find_schedule(schedule, where=where))
     return schedule, default_virtual_stages(schedule, where=where)
+
+
+def _lies_in_a_loop(strategy: Strategy, pp: int) -> bool:
+    """Tell whether the default schedules suit the places: each rank holds r, r + pp, ..., equally many."""
+    listed = [d for d in strategy.directives if isinstance(d, Place)]
+    if not listed:
+        return True
+    places = places_of_stages(listed, num_pipeline_ranks=pp)
+    held = [[stage for stage, place in enumerate(places) if place.pp == rank] for rank in range(pp)]
+    return len(places) % pp == 0 and sorted(held) == [list(range(r, len(places), pp)) for r in range(pp)]
 
 
 def _least_microbatches(schedule: str, pp: int, vp: int) -> int:

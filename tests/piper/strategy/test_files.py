@@ -191,6 +191,26 @@ def test_an_order_row_that_leaves_tasks_out_is_completed(tmp_path: Path) -> None
         assert plan.codes() == want.codes()
 
 
+@pytest.mark.parametrize("homes", [[0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
+def test_without_an_order_stages_anywhere_run_in_an_order_that_the_data_give(
+    tmp_path: Path, homes: list[int]
+) -> None:
+    """In a V, in blocks, uneven: no default schedule has these stages together."""
+    places = [{"op": "place", "filter": {"PP": s}, "at": {"pp": rank}} for s, rank in enumerate(homes)]
+    found = compiled(written(tmp_path, [OURS[0], *places, *OURS[3:5]]), global_batch=8)
+    assert found.schedule == "custom"
+    passes = [[code for code in plan.codes() if code[1] in "FB"] for plan in found.device_plans]
+    for rank, codes in enumerate(passes):
+        held = [stage for stage, home in enumerate(homes) if home == rank]
+        assert sorted(codes) == sorted(f"{s}{kind}{m}" for s in held for kind in "FB" for m in range(4))
+
+
+def test_without_an_order_the_default_is_1f1b_or_interleaved_1f1b(tmp_path: Path) -> None:
+    for homes, name in [([0, 1], "1f1b"), ([1, 0], "1f1b"), ([0, 1, 0, 1], "interleaved_1f1b")]:
+        places = [{"op": "place", "filter": {"PP": s}, "at": {"pp": rank}} for s, rank in enumerate(homes)]
+        assert compiled(written(tmp_path, [OURS[0], *places, *OURS[3:5]]), global_batch=8).schedule == name
+
+
 def test_an_order_that_contradicts_the_data_is_refused_at_its_line(tmp_path: Path) -> None:
     slots = [[{"PP": 0, "MB": 0, "PASS": kind}] for kind in ("B", "F")]
     with pytest.raises(StrategyError, match="0B0 of rank 0 -> 0F0 of rank 0") as caught:
