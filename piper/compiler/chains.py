@@ -67,8 +67,9 @@ def add_chains(emission: Emission) -> None:
     gathers = _Gathers()
     for name, nodes in _by_bucket(emission.templates.own).items():
         bucket = emission.buckets[emission.bucket_number[name]]
-        for node in (n for n in nodes if n.kind in _BRINGING):
-            targets = [edge.target for edge in emission.graph.outgoing.get(node.uid, ())]
+        for together in _brought_together(nodes):
+            node = together[0]
+            targets = [edge.target for one in together for edge in emission.graph.outgoing.get(one.uid, ())]
             uses = _uses(emission, targets)
             if uses is not None:
                 found = _add_gather(emission, uses, bucket=bucket, node=node)
@@ -89,6 +90,13 @@ def _by_bucket(nodes: Iterable[Node]) -> dict[str, list[Node]]:
         if node.bucket and node.per_microbatch:
             found.setdefault(node.bucket, []).append(node)
     return found
+
+
+def _brought_together(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return the nodes that bring a bucket, gathers as one: a backward right after its forward needs none."""
+    gathers = sorted((n for n in nodes if n.kind is TaskKind.ALL_GATHER), key=lambda n: n.phase)
+    reloads = [[n] for n in nodes if n.kind in _BRINGING and n.kind is not TaskKind.ALL_GATHER]
+    return [gathers, *reloads] if gathers else reloads
 
 
 def _uses(emission: Emission, uids: Sequence[str]) -> _Uses | None:

@@ -138,7 +138,12 @@ def memory_comes_back_and_never_falls_below_what_the_plan_needs(
         static = device.buffers.static_bytes
         assert total[-1] == static
         assert total.min() >= static
-        assert static <= least <= total.max()
+        runs = device.tasks.stream[track.task] == 0
+        seen = (track.end_ns > track.start_ns)[runs].all()
+        assert static <= least
+        assert least <= total.max() or not seen, (
+            "a task without kernels takes no time: what it holds is unseen"
+        )
 
 
 def every_moment_of_a_step_has_one_label(_: Draft, plan: Plan, timeline: Timeline) -> None:
