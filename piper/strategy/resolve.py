@@ -5,7 +5,7 @@ Nothing here needs the model; `piper.strategy.complete` adds what does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -116,9 +116,9 @@ def resolve(
     _check_multiple(global_batch, degrees.dp)
     _check_number_of_passes(split.number_of(global_batch // degrees.dp), pp=degrees.pp)
     sizes = split.sizes(global_batch // degrees.dp)
-    notices: tuple[str, ...] = ()
-    if zero and degrees.dp * degrees.cp == 1:
-        notices = (f"zero={zero} shards over one replica: it changes nothing",)
+    notices = tuple(
+        _notices(zero=zero, shards=degrees.dp * degrees.cp, pp=degrees.pp, microbatches=len(sizes))
+    )
     sp = stated.sp or (_default(defaults, "sp", "on") if degrees.tp > 1 else None)
     complete = replace(
         stated,
@@ -145,6 +145,14 @@ def resolve(
         defaults=defaults,
         notices=notices,
     )
+
+
+def _notices(*, zero: int, shards: int, pp: int, microbatches: int) -> Iterator[str]:
+    if zero and shards == 1:
+        yield f"zero={zero} shards over one replica: it changes nothing"
+    if microbatches < pp:
+        number = f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
+        yield f"{number} for {pp} pipeline ranks: bubble, as most ranks wait; {2 * pp} or more fill them"
 
 
 def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple[str, int]:

@@ -15,6 +15,8 @@ LAYOUTS = {
     "pipeline x data, 1f1b": ("pp=2,dp=2,schedule=1f1b", {}, {}),
     "pipeline x data, gpipe": ("pp=2,dp=2,schedule=gpipe", {}, {}),
     "pipeline only": ("pp=4,schedule=1f1b", {}, {}),
+    "two stages on each rank, the ranks around one peer": ("pp=2,vp=2", {}, {}),
+    "fewer microbatches than ranks": ("pp=4", {"global_batch": 2}, {}),
     "as many stages as units": ("pp=6,schedule=gpipe", {}, {}),
     "data only, clipped": ("dp=4", {"clip": 0.1}, {}),
     "one rank": ("pp=1,dp=1", {"clip": 0.1}, {}),
