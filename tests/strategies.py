@@ -53,6 +53,7 @@ class Draft:
         microbatches: of a replica.
         regions: "": the toy model; "dense", "experts": a transformer with regions that can be cut.
         split_backwards: share of backwards that random rows split into BI and BW.
+        in_order: whether random rows use values in the order in which they are sent.
         features: names of what was drawn, for messages.
     """
 
@@ -71,6 +72,7 @@ class Draft:
     optimizer: str = "adamw"
     clip: float | None = 1.0
     split_backwards: float = 0.0
+    in_order: bool = True
     directives: list[dict[str, Any]] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
@@ -258,8 +260,16 @@ ZERO_FLAGS = ("shard_optimizer", "shard_grads", "shard_params")
 
 
 def _recompute(draft: Draft) -> None:
-    """Recompute all layers, some layers, or whole stages."""
-    which = draft.choose.choice(["none", "none", "all", "layers", "stage"])
+    """Recompute all layers, some layers, whole stages, or kinds of operations."""
+    which = draft.choose.choice(["none", "none", "all", "layers", "stage", "kinds"])
+    if which == "kinds":
+        draft.add(
+            "recompute",
+            filter={"LAYER": "*"},
+            mode="selective",
+            ops=[draft.choose.choice(["attention", "norm"])],
+        )
+        return
     layers = sorted(draft.choose.sample(range(draft.layers), draft.choose.randint(1, draft.layers)))
     filters = {
         "all": {"LAYER": "*"}, "layers": {"LAYER": layers},
@@ -267,6 +277,26 @@ def _recompute(draft: Draft) -> None:
     }  # fmt: skip
     if which != "none":
         draft.add("recompute", filter=filters[which])
+
+
+def _offload(draft: Draft) -> None:
+    """Let optimizer state, parameters (unless ZeRO-3 cuts them) or activations wait on the host."""
+    cut = any("shard_params" in entry for entry in draft.directives)
+    for what in ("optimizer", "activations") if cut else ("optimizer", "params", "activations"):
+        if draft.choose.random() < 0.15:
+            layers = sorted(draft.choose.sample(range(draft.layers), draft.choose.randint(1, draft.layers)))
+            where = (
+                {"LAYER": layers} if what == "activations" else {"PP": draft.choose.randrange(draft.stages)}
+            )
+            draft.add("offload", filter=where, what=what, prefetch=draft.choose.randint(1, 3))
+
+
+def _streams(draft: Draft) -> None:
+    """Say which stream wins, and how many multiprocessors its collectives take."""
+    if draft.choose.random() < 0.2:
+        draft.add("priority", stream="dp", level=draft.choose.randint(0, 2))
+    if draft.choose.random() < 0.2:
+        draft.add("sm_budget", stream="dp", sms=draft.choose.randint(1, 32))
 
 
 def _split_backward(draft: Draft) -> None:
@@ -313,7 +343,7 @@ def _rows(schedule: str, ranks: int, microbatches: int, held: int) -> Rows:
 def random_rows(draft: Draft) -> list[list[Slot]]:
     """Return rows that can run: passes in any order in which their inputs are there, by pipeline rank.
 
-    Each pair of ranks hands over values in the order in which they are used.
+    In half of them each pair of ranks hands over values in the order in which they are used.
     """
     rows: list[list[Slot]] = [[] for _ in range(draft.pp)]
     ready: list[list[tuple[str, int, int]]] = [[] for _ in range(draft.pp)]
@@ -321,6 +351,7 @@ def random_rows(draft: Draft) -> list[list[Slot]]:
     for microbatch in range(draft.microbatches):
         ready[draft.homes[0]].append(("F", 0, microbatch))
     eager = draft.choose.choice([0.2, 0.5, 0.8])
+    draft.in_order = draft.choose.random() < 0.5
     while True:
         choices = [(rank, task) for rank, tasks in enumerate(ready) for task in tasks]
         choices += [(target, queue[0]) for (_, target, _), queue in arriving.items() if queue]
@@ -355,7 +386,7 @@ def _hand_over(
     if following == "B" and draft.choose.random() < draft.split_backwards:
         following = "BI"
     source, target = draft.homes[stage], draft.homes[goal]
-    if source == target:
+    if source == target or not draft.in_order:
         ready[target].append((following, goal, microbatch))
     else:
         arriving.setdefault((source, target, letter[0]), deque()).append((following, goal, microbatch))
@@ -418,6 +449,8 @@ FEATURES: dict[str, Callable[[Draft], None]] = {
     "split": _split,
     "replicate": _replicate,
     "recompute": _recompute,
+    "offload": _offload,
+    "streams": _streams,
     "split backward": _split_backward,
     "order": _order,
     "shuffled": _shuffle,

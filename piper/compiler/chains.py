@@ -94,7 +94,8 @@ def _by_bucket(nodes: Iterable[Node]) -> dict[str, list[Node]]:
 
 def _brought_together(nodes: Sequence[Node]) -> list[list[Node]]:
     """Return the nodes that bring a bucket, gathers as one: a backward right after its forward needs none."""
-    gathers = sorted((n for n in nodes if n.kind is TaskKind.ALL_GATHER), key=lambda n: n.phase)
+    gathers = [n for n in nodes if n.kind is TaskKind.ALL_GATHER]
+    gathers.sort(key=lambda n: n.phase is not TaskKind.F)
     reloads = [[n] for n in nodes if n.kind in _BRINGING and n.kind is not TaskKind.ALL_GATHER]
     return [gathers, *reloads] if gathers else reloads
 
