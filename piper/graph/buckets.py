@@ -197,7 +197,8 @@ class BucketPlanner:
         replicas = replica_count(self.graph, rank)
         if replicas > 1:
             raise StrategyError(
-                where="strategy", field="replicate.filter", value=f"stage {stage}",
+                where=next((fact.where for fact in self.graph.replications), "strategy"),
+                field="replicate.filter", value=f"stage {stage}",
                 rule=f"is on {replicas} replicas, but no replicate claims it",
                 fix='add {"op": "replicate", "filter": {"PP": "*"}}',
             )  # fmt: skip

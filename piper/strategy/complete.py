@@ -83,7 +83,7 @@ def _unit_counts(resolved: Resolved, places: Sequence[Place], model: CapturedMod
     units = units_of(model)
     stated = [place.units for place in places if place.units is not None]
     if not stated:
-        return default_cut(units, len(places), where=resolved.strategy.where)
+        return default_cut(units, len(places), where=resolved.strategy.line_of(Place, Mesh))
     if len(stated) != len(places) or sum(stated) != units.count:
         raise StrategyError(
             where=places[0].where, field="place.units", value=stated,
@@ -97,14 +97,44 @@ def _filled_in(directive: Directive, resolved: Resolved) -> Directive:
     """Return a directive with the degrees that it takes from the mesh."""
     stated = resolved.shorthand
     if isinstance(directive, Shard):
+        _require_agreement(directive, "degree", value=directive.degree, other=_axis(resolved, "ep"))
+        _require_agreement(
+            directive, "tensor_degree", value=directive.tensor_degree, other=_axis(resolved, "etp")
+        )
         return replace(
             directive,
             degree=directive.degree or stated.ep or 1,
             tensor_degree=directive.tensor_degree or stated.etp or 1,
         )
-    if isinstance(directive, Replicate) and directive.zero and directive.shard_ranks is None:
-        return replace(directive, shard_ranks=stated.hsdp)
+    if isinstance(directive, Replicate) and directive.zero:
+        mesh = _stated_mesh(resolved)
+        stated_ranks = (mesh.shard_ranks, mesh.where) if mesh else None
+        _require_agreement(directive, "shard_ranks", value=directive.shard_ranks, other=stated_ranks)
+        return replace(directive, shard_ranks=directive.shard_ranks or stated.hsdp)
     return directive
+
+
+def _stated_mesh(resolved: Resolved) -> Mesh | None:
+    meshes = (d for d in resolved.strategy.directives if isinstance(d, Mesh) and d.filter is None)
+    return next(meshes, None)
+
+
+def _axis(resolved: Resolved, name: str) -> tuple[int | None, str] | None:
+    """Return the size of an axis that the mesh of the file names, and where."""
+    mesh = _stated_mesh(resolved)
+    return None if mesh is None else (dict(mesh.axes).get(name), mesh.where)
+
+
+def _require_agreement(
+    directive: Directive, field: str, *, value: int | None, other: tuple[int | None, str] | None
+) -> None:
+    """Raise when a directive and the mesh state the same quantity with two values."""
+    if value is None or other is None or other[0] in {None, value}:
+        return
+    raise StrategyError(
+        where=directive.where, field=f"{directive.op}.{field}", value=value,
+        rule=f"contradicts {other[0]}, which the mesh at {other[1]} says", fix="give it once, or equal",
+    )  # fmt: skip
 
 
 def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from piper.directives import Mesh, Replicate, Shard
 from piper.errors import JobError, StrategyError
 from piper.strategy.strategy import Strategy
 
@@ -56,7 +57,7 @@ def find_degrees(
     if "dp" in stated and product != gpus:
         rest = gpus // prod(inner.values()) if gpus % prod(inner.values()) == 0 else 0
         raise StrategyError(
-            where=strategy.where,
+            where=strategy.line_of(Mesh),
             field=names,
             value=product,
             rule=f"is not the number of GPUs, {gpus}",
@@ -77,7 +78,7 @@ def _check_divides(strategy: Strategy, inner: Mapping[str, int], gpus: int) -> N
     stated = {name: size for name, size in inner.items() if size > 1}
     divisors = ", ".join(str(d) for d in range(1, gpus + 1) if gpus % d == 0)
     raise StrategyError(
-        where=strategy.where, field=" x ".join(stated), value=product,
+        where=strategy.line_of(Mesh), field=" x ".join(stated), value=product,
         rule=f"does not divide the {gpus} GPUs",
         fix=f"use a divisor of {gpus}: {divisors}",
     )  # fmt: skip
@@ -88,14 +89,14 @@ def _check_regrouping(strategy: Strategy, *, dp: int, cp: int, tp: int) -> None:
     stated = strategy.stated
     if stated.hsdp is not None and dp * cp % stated.hsdp:
         raise StrategyError(
-            where=strategy.where, field="hsdp", value=stated.hsdp,
+            where=strategy.line_of(Replicate, Mesh), field="hsdp", value=stated.hsdp,
             rule=f"does not divide the {dp * cp} replicas (dp x cp)", fix=f"use a divisor of {dp * cp}",
         )  # fmt: skip
     experts = (stated.ep or 1) * (stated.etp or 1)
     if dp * cp * tp % experts:
         name, value = ("ep", stated.ep) if stated.etp in {None, 1} else ("ep x etp", experts)
         raise StrategyError(
-            where=strategy.where, field=name, value=value,
+            where=strategy.line_of(Shard, Mesh), field=name, value=value,
             rule=f"does not divide the {dp * cp * tp} ranks (dp x cp x tp) of a stage",
             fix=f"use a divisor of {dp * cp * tp}",
         )  # fmt: skip

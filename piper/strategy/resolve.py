@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from piper.directives import Place, Split
+from piper.directives import Order, Place, Split
 from piper.errors import JobError, StrategyError
 from piper.schedules import MOST_PASSES, copies_of, default_virtual_stages, find_schedule, unchecked_rows
 from piper.strategy.degrees import find_degrees
@@ -157,7 +157,7 @@ def _notices(*, zero: int, shards: int, pp: int, microbatches: int) -> Iterator[
 
 def _schedule(strategy: Strategy, pp: int, defaults: dict[str, object]) -> tuple[str, int]:
     """Return the schedule and the stages per pipeline rank, each as stated, placed or implied."""
-    stated, where = strategy.stated, strategy.where
+    stated, where = strategy.stated, strategy.line_of(Order)
     placed = {stage for d in strategy.directives if isinstance(d, Place) for stage in d.stages}
     on_each = len(placed) // pp if placed and len(placed) % pp == 0 else None
     asked = stated.vp or on_each

@@ -48,6 +48,11 @@ class Strategy:
         directives = with_places(read_directives(path))
         return cls(stated=facts(directives, where=str(path)), directives=directives, where=str(path))
 
+    def line_of(self, *kinds: type[Directive]) -> str:
+        """Return file and line of the first directive of these kinds, the kinds in order, else `where`."""
+        found = (d.where for kind in kinds for d in self.directives if isinstance(d, kind))
+        return next(found, self.where)
+
     @property
     def shorthand(self) -> str:
         """Return the canonical shorthand of what was stated."""
