@@ -48,8 +48,11 @@ class TaskColumns:
         numbers = np.arange(self.num_tasks, self.num_tasks + keys.size, dtype=np.int64).reshape(keys.shape)
         self.num_tasks += keys.size
         for name in SCALARS:
-            value = np.asarray(fields.get(name, 0 if name in _ZERO else NONE), dtype=np.int64)
-            self._scalars[name].append(np.broadcast_to(value, keys.shape).ravel())
+            value = fields.get(name, 0 if name in _ZERO else NONE)
+            if isinstance(value, int):
+                self._scalars[name].append(np.full(keys.size, value, dtype=np.int64))
+            else:
+                self._scalars[name].append(np.broadcast_to(value, keys.shape).ravel())
         self._keys.append(keys.ravel())
         return numbers
 

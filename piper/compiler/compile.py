@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper.compiler.available import require_compilable
 from piper.compiler.device_plan import emit
@@ -11,11 +13,13 @@ from piper.compiler.local import LocalModel
 from piper.compiler.templates import DeviceTemplates
 from piper.compiler.works import WorkTable
 from piper.directives import PHASES
+from piper.errors import StrategyError
 from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
-from piper.graph.graph import Rewrite
+from piper.graph.graph import Rewrite, Rows
 from piper.passes import PASSES
-from simulator.plan import Plan, Segment, TrainingFacts
+from piper.passes.check_order import CheckOrder
+from simulator.plan import Plan, Segment, TaskKind, TrainingFacts
 
 
 def compile_graph(
@@ -38,6 +42,21 @@ def compile_graph(
         verified: check our invariants after every rewrite (a search compiles thousands of times without).
     Raises: StrategyError where a directive does not fit the model.
     """
+    return rewritten(
+        graph, directives, strategy=strategy, notices=notices, on_pass=on_pass, verified=verified
+    ).plan()
+
+
+def rewritten(
+    graph: Graph,
+    directives: Sequence[Directive],
+    *,
+    strategy: str,
+    notices: Sequence[str] = (),
+    on_pass: Callable[[str, str], None] | None = None,
+    verified: bool = True,
+) -> CompiledGraph:
+    """Return what `compile_graph` emits its plan from: for several orders of one job."""
     steps: list[tuple[str, Rewrite]] = [
         (d.op, d) for phase in PHASES for d in directives if isinstance(d, phase)
     ]
@@ -45,65 +64,127 @@ def compile_graph(
     for name, rewrite in steps:
         if name == next(iter(PASSES)):
             require_compilable(graph)
-        graph = rewrite.apply(graph)
-        if verified:
+        before, graph = graph, rewrite.apply(graph)
+        if verified and not _same_shape(before, graph):
             verify(graph, after=name)
         if on_pass is not None:
             on_pass(name, dump(graph))
-    return emit_plan(graph, directives, strategy=strategy, notices=notices)
+    return CompiledGraph(graph=graph, directives=tuple(directives), strategy=strategy, notices=tuple(notices))
 
 
-def emit_plan(
-    graph: Graph, directives: Sequence[Directive], *, strategy: str, notices: Sequence[str] = ()
-) -> Plan:
+def _same_shape(before: Graph, after: Graph) -> bool:
+    """Return whether a rewrite changed no edge and no uid, so that what was verified still holds."""
+    unchanged = before.edges is after.edges and len(before.nodes) == len(after.nodes)
+    return unchanged and all(
+        old is new or old.uid == new.uid for old, new in zip(before.nodes, after.nodes, strict=True)
+    )
+
+
+def emit_plan(graph: Graph, directives: Sequence[Directive], *, strategy: str) -> Plan:
     """Return the plan of a graph after all passes; arguments as in `compile_graph`."""
-    groups = graph.groups
-    numbers = {group.name: i for i, group in enumerate(groups)}
-    works, order = WorkTable(graph), topological_order(graph)
-    local_groups = frozenset(g.name for g in groups if len(g.pipeline_ranks) == 1)
-    locals_ = {model.micro_batch: LocalModel(graph=graph, model=model) for model in graph.models}
-    emissions = [
-        Emission(
-            templates=DeviceTemplates(
-                graph=graph, pipeline_rank=rank, works=works, locals_=locals_, groups=numbers
-            ),
-            row=row,
-            local_groups=local_groups,
-        )
-        for rank, row in enumerate(graph.rows)
-    ]
-    device_plans = emit(emissions, order)
-    model = graph.model
-    return Plan(
-        strategy=strategy,
-        directives=tuple(directive.to_json() for directive in directives),
-        schedule=graph.schedule,
-        model=model.facts,
-        training=TrainingFacts(
-            seq_len=model.seq_len,
-            global_batch=graph.replica_batch * graph.placed_mesh.size("dp"),
-            micro_batch_sizes=graph.micro_batch_sizes,
-            dtype=graph.dtype,
-            optimizer=graph.optimizer,
-            clip_grad_norm=graph.clip_grad_norm,
-        ),
-        mesh=graph.placed_mesh,
-        parameters=model.parameters,
-        segments=tuple(
-            Segment(
-                name=segment.name,
-                tags=tuple(sorted((dict(segment.tags) | {"PP": stage}).items())),
-                stage=stage,
-                parameters=segment.parameters,
-                inputs=segment.inputs,
-                outputs=segment.outputs,
+    return CompiledGraph(graph=graph, directives=tuple(directives), strategy=strategy).plan()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledGraph:
+    """A graph after all passes, from which plans of any order are emitted.
+
+    What tasks compute, keep and send does not depend on the order; it is found once.
+
+    Args:
+        graph: after all passes.
+        directives: that made it.
+        strategy: canonical shorthand, for people.
+        notices: what resolving the strategy assumed.
+    """
+
+    graph: Graph
+    directives: tuple[Directive, ...]
+    strategy: str
+    notices: tuple[str, ...] = ()
+
+    def reordered(self, rows: Rows, *, schedule: str, directives: Sequence[Directive]) -> Plan:
+        """Return the plan with other rows.
+
+        Raises: StrategyError for rows that are not complete, or that split backwards of stages whose
+            backwards were whole, or change where stages live: those need a compilation.
+        """
+        graph = CheckOrder().apply(replace(self.graph, rows=rows, schedule=schedule))
+        halves = {n.stage for n in graph.nodes if n.kind is TaskKind.BI}
+        for task in (task for row in rows for slot in row for task in slot):
+            if task.kind is TaskKind.BI and task.stage not in halves:
+                raise StrategyError(
+                    where="order", field="task", value=task.code, rule="splits a backward that was whole",
+                    fix="compile the strategy with this order",
+                )  # fmt: skip
+        return self._emitted(graph, directives)
+
+    def plan(self) -> Plan:
+        """Return the plan with the rows of the graph."""
+        return self._emitted(self.graph, self.directives)
+
+    @cached_property
+    def _works(self) -> WorkTable:
+        return WorkTable(self.graph)
+
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        return topological_order(self.graph)
+
+    @cached_property
+    def _templates(self) -> tuple[DeviceTemplates, ...]:
+        graph = self.graph
+        numbers = {group.name: i for i, group in enumerate(graph.groups)}
+        locals_ = {model.micro_batch: LocalModel(graph=graph, model=model) for model in graph.models}
+        return tuple(
+            DeviceTemplates(
+                graph=graph, pipeline_rank=rank, works=self._works, locals_=locals_, groups=numbers
             )
-            for segment, stage in zip(model.segments, graph.stage_of_segment, strict=True)
-        ),
-        edges=graph.crossings,
-        works=tuple(works.works),
-        groups=groups,
-        device_plans=device_plans,
-        notices=tuple(notices),
-        directive_places=tuple(directive.where for directive in directives),
+            for rank in range(len(graph.rows))
+        )
+
+    def _emitted(self, graph: Graph, directives: Sequence[Directive]) -> Plan:
+        local_groups = frozenset(g.name for g in graph.groups if len(g.pipeline_ranks) == 1)
+        emissions = [
+            Emission(templates=templates, row=row, local_groups=local_groups)
+            for templates, row in zip(self._templates, graph.rows, strict=True)
+        ]
+        device_plans = emit(emissions, self._order)
+        model = graph.model
+        return Plan(
+            strategy=self.strategy,
+            directives=tuple(directive.to_json() for directive in directives),
+            schedule=graph.schedule,
+            model=model.facts,
+            training=TrainingFacts(
+                seq_len=model.seq_len,
+                global_batch=graph.replica_batch * graph.placed_mesh.size("dp"),
+                micro_batch_sizes=graph.micro_batch_sizes,
+                dtype=graph.dtype,
+                optimizer=graph.optimizer,
+                clip_grad_norm=graph.clip_grad_norm,
+            ),
+            mesh=graph.placed_mesh,
+            parameters=model.parameters,
+            segments=_segments(graph),
+            edges=graph.crossings,
+            works=tuple(self._works.works),
+            groups=graph.groups,
+            device_plans=device_plans,
+            notices=self.notices,
+            directive_places=tuple(directive.where for directive in directives),
+        )
+
+
+def _segments(graph: Graph) -> tuple[Segment, ...]:
+    return tuple(
+        Segment(
+            name=segment.name,
+            tags=tuple(sorted((dict(segment.tags) | {"PP": stage}).items())),
+            stage=stage,
+            parameters=segment.parameters,
+            inputs=segment.inputs,
+            outputs=segment.outputs,
+        )
+        for segment, stage in zip(graph.model.segments, graph.stage_of_segment, strict=True)
     )

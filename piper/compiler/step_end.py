@@ -37,9 +37,10 @@ def add_step_end(emission: Emission, order: Sequence[str]) -> None:
     """
     last: dict[str, _Last] = {}
     keys = emission.columns.keys()
+    own = {node.uid: node for node in emission.templates.own if not node.per_microbatch}
     for number, uid in enumerate(order):
-        node = emission.graph.node[uid]
-        if node.pipeline_rank == emission.pipeline_rank and not node.per_microbatch:
+        node = own.get(uid)
+        if node is not None:
             last[uid] = _add(emission, node, last, number=number, keys=keys)
     for uid in [uid for uid in last if emission.graph.node[uid].kind is TaskKind.OFFLOAD]:
         _add_reloaded(emission, uid, last)

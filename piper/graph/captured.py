@@ -120,6 +120,11 @@ class CapturedModel:
     dtype: str
 
     @cached_property
+    def tag_names(self) -> tuple[str, ...]:
+        """Return the tags of all segments and "PP", which every segment gets, rising."""
+        return tuple(sorted({"PP", *(tag for segment in self.segments for tag, _ in segment.tags)}))
+
+    @cached_property
     def trained_numel(self) -> dict[str, int]:
         """Return the elements of every parameter that is trained, by name."""
         return {p.name: p.numel for p in self.parameters if p.trainable}

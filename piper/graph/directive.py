@@ -154,7 +154,11 @@ def matched(graph: Graph, which: Filter, *, where: str, op: str) -> tuple[Node, 
     require_tags(graph, which, where=where, field=f"{op}.filter")
     halves = {"BI", "BW"}
     whole = which if which.passes is None or not which.passes & halves else _with_whole_backward(which)
-    found = tuple(n for n in graph.nodes if whole.matches(dict(n.tags), n.kind.name))
+    pairs = whole.pairs
+    if pairs is None:
+        found = tuple(n for n in graph.nodes if whole.matches(dict(n.tags), n.kind.name))
+    else:  # the usual case, for graphs of many layers and as many directives
+        found = tuple(n for n in graph.nodes if all(pair in n.tags for pair in pairs))
     if not found:
         raise StrategyError(
             where=where, field=f"{op}.filter", value=which.source, rule="matches nothing in the model",
@@ -167,7 +171,7 @@ def require_tags(
     graph: Graph, which: Filter, *, where: str, field: str, dimensions: tuple[str, ...] = ()
 ) -> None:
     """Raise unless the model has every tag that a filter names, `dimensions` apart."""
-    known = (*sorted({tag for node in graph.nodes for tag, _ in node.tags}), *dimensions)
+    known = (*graph.model.tag_names, *dimensions)
     for tag in which.tag_names:
         if tag not in known:
             raise StrategyError(

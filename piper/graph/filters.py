@@ -62,6 +62,13 @@ class Filter:
         return all(condition.holds(tags) for condition in self.conditions)
 
     @property
+    def pairs(self) -> tuple[tuple[str, int], ...] | None:
+        """Return the tags with their indices, when it demands one index of each and no pass; else None."""
+        exact = [(condition.tag, self.exact(condition.tag)) for condition in self.conditions]
+        listed = tuple((tag, index) for tag, index in exact if index is not None)
+        return listed if len(listed) == len(exact) and self.passes is None else None
+
+    @property
     def tag_names(self) -> tuple[str, ...]:
         """Return the tags it mentions, rising."""
         return tuple(condition.tag for condition in self.conditions)
