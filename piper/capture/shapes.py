@@ -38,14 +38,20 @@ def _pointwise(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor
     tensors = [value for value in args if isinstance(value, Tensor)]
     if not tensors or not kwargs.keys() <= ARITHMETIC_OPTIONS:
         return None
-    leading = tensors[0]
-    if not _plain(leading) or not all(_expands_to(tensor.shape, leading.shape) for tensor in tensors):
+    if name in TO_BOOL and all(tensor.is_contiguous() for tensor in tensors):
+        return tensors[0].new_empty(_broadcast([tensor.shape for tensor in tensors]), dtype=torch.bool)
+    leading, plain = tensors[0], _plain(tensors[0])
+    if not (plain or all(map(_in_order, tensors))) or not all(
+        _expands_to(tensor.shape, leading.shape) for tensor in tensors
+    ):
         return None
     ranked = [tensor for tensor in tensors if tensor.dim() > 0] or tensors
     floats = list(dict.fromkeys(tensor.dtype for tensor in ranked if tensor.dtype.is_floating_point))
     if len(floats) != 1:
         return None
-    return like(leading, dtype=torch.bool if name in TO_BOOL else floats[0])
+    dtype = torch.bool if name in TO_BOOL else floats[0]
+    # What is expanded has no say in the order of the result's dimensions.
+    return like(leading, dtype=dtype) if plain else leading.new_empty(leading.shape, dtype=dtype)
 
 
 def like(tensor: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -64,6 +70,20 @@ def _expands_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     if len(shape) > len(target):
         return False
     return all(size in (1, full) for size, full in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _in_order(tensor: Tensor) -> bool:
+    """Whether the dimensions that are really stored lie in memory in their order."""
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    strides = [stride for stride, size in sizes if stride and size > 1]
+    return strides == sorted(strides, reverse=True)
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the shape to which all of `shapes` expand; the operator itself has checked that they do."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -147,6 +167,52 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> T
     return summed
 
 
+def _sum(
+    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    if not x.is_contiguous() or not dim:
+        return None
+    summed = {position % x.dim() for position in dim}
+    shape = [1 if i in summed else size for i, size in enumerate(x.shape) if keepdim or i not in summed]
+    return x.new_empty(shape, dtype=dtype or (x.dtype if x.dtype.is_floating_point else torch.int64))
+
+
+def _floor_divide(x: Tensor, divisor: Any) -> Tensor | None:
+    whole = isinstance(divisor, int) and not x.dtype.is_floating_point
+    return like(x) if whole and x.dtype != torch.bool and _plain(x) else None
+
+
+def _arange(end: Any, *more: Any, device: Any = None, dtype: Any = None, **_: Any) -> Tensor | None:
+    whole = isinstance(end, int) and not more and dtype in {None, torch.int64}
+    if not whole or device is None or torch.device(device).type != "meta":
+        return None
+    return torch.empty((end,), dtype=torch.int64, device=device)
+
+
+def _sort(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor] | None:
+    return (like(x), like(x, dtype=torch.int64)) if x.is_contiguous() else None
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor | None:
+    if x.dim() == 0:
+        return None
+    shape = list(x.shape)
+    shape[dim] = index.numel()
+    return x.new_empty(shape)
+
+
+def _like_contiguous(x: Tensor, *_: Any) -> Tensor | None:
+    return like(x) if x.is_contiguous() else None
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, *_: Any) -> tuple[Tensor, Tensor] | None:
+    if x.dim() == 0:
+        return None
+    shape = list(x.shape)
+    shape[dim] = k
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor] | None:
     return (like(x), like(x, dtype=torch.bool)) if train and p else None
 
@@ -185,6 +251,14 @@ RULES: dict[str, Rule] = {
     "slice_backward": _slice_backward,
     "select_backward": _slice_backward,
     "mean": _mean,
+    "sum": _sum,
+    "floor_divide": _floor_divide,
+    "topk": _topk,
+    "arange": _arange,
+    "sort": _sort,
+    "index_select": _index_select,
+    "index_add": _like_contiguous,
+    "scatter": _like_contiguous,
     "native_dropout": _native_dropout,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,

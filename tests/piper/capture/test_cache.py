@@ -77,10 +77,11 @@ def test_a_cache_hit_loads_no_torch(tmp_path):
     assert from_json(json.loads(done.stdout)) == expected
 
 
-def test_a_fresh_capture_imports_neither_sympy_nor_dynamo(tmp_path):
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
+def test_a_fresh_capture_imports_neither_sympy_nor_dynamo(model, tmp_path):
     code = (
         "import sys; from piper.capture import capture; from piper.models import find_model\n"
-        "capture(find_model('tiny-llama'), micro_batch=1, seq_len=16, dtype='bf16')\n"
+        f"capture(find_model('{model}'), micro_batch=1, seq_len=16, dtype='bf16')\n"
         "assert 'torch' in sys.modules\n"
         "sys.exit('sympy' in sys.modules or 'torch._dynamo' in sys.modules)"
     )
