@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from piper.compiler.available import require_compilable
 from piper.compiler.device_plan import emit
@@ -12,7 +14,7 @@ from piper.compiler.emission import Emission
 from piper.compiler.local import LocalModel
 from piper.compiler.templates import DeviceTemplates
 from piper.compiler.works import WorkTable
-from piper.directives import PHASES
+from piper.directives import PHASES, Place
 from piper.errors import StrategyError
 from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
@@ -150,10 +152,10 @@ class CompiledGraph:
             for templates, row in zip(self._templates, graph.rows, strict=True)
         ]
         device_plans = emit(emissions, self._order)
-        model = graph.model
+        model, listed = graph.model, _in_plan_order(directives)
         return Plan(
             strategy=self.strategy,
-            directives=tuple(directive.to_json() for directive in directives),
+            directives=tuple(entry for entry, _ in listed),
             schedule=graph.schedule,
             model=model.facts,
             training=TrainingFacts(
@@ -172,7 +174,7 @@ class CompiledGraph:
             groups=graph.groups,
             device_plans=device_plans,
             notices=self.notices,
-            directive_places=tuple(directive.where for directive in directives),
+            directive_places=tuple(where for _, where in listed),
         )
 
 
@@ -188,3 +190,18 @@ def _segments(graph: Graph) -> tuple[Segment, ...]:
         )
         for segment, stage in zip(graph.model.segments, graph.stage_of_segment, strict=True)
     )
+
+
+def _in_plan_order(directives: Sequence[Directive]) -> list[tuple[dict[str, Any], str]]:
+    """Return the file form of directives and where they stand, in an order that is not that of the file.
+
+    Only places keep theirs: a later one overrides an earlier one.
+    """
+    listed = [(directive, directive.to_json()) for directive in directives]
+
+    def rank(pair: tuple[Directive, dict[str, Any]]) -> tuple[int, str]:
+        directive, entry = pair
+        phase = next(i for i, kind in enumerate(PHASES) if isinstance(directive, kind))
+        return phase, "" if isinstance(directive, Place) else json.dumps(entry, sort_keys=True)
+
+    return [(entry, directive.where) for directive, entry in sorted(listed, key=rank)]
