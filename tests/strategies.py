@@ -19,7 +19,7 @@ from typing import Any
 from piper.compiler import compile_graph
 from piper.errors import StrategyError
 from piper.graph import CapturedModel, build_graph
-from piper.schedules import SCHEDULES, Rows, schedule_rows
+from piper.schedules import SCHEDULES, Rows, copies_of, find_schedule, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
 from piper.strategy.places import with_places
@@ -256,6 +256,8 @@ def _state(draft: Draft) -> dict[str, Any]:
     return found
 
 
+RARE = 8
+"""How often a schedule in two directions is listed: few counts suit it."""
 ZERO_FLAGS = ("shard_optimizer", "shard_grads", "shard_params")
 
 
@@ -321,11 +323,13 @@ def _schedules(draft: Draft) -> list[str]:
     held = draft.stages // draft.pp
     found = []
     for schedule in SCHEDULES if draft.stages == held * draft.pp else ():
-        rows = _rows(schedule, draft.pp, draft.microbatches, held)
+        copies = copies_of(find_schedule(schedule))
+        rows = _rows(schedule, draft.pp, draft.microbatches, held * copies)
         places = {(task.stage, rank) for rank, row in enumerate(rows) for slot in row for task in slot}
         passes = {(task.stage, task.microbatch) for row in rows for slot in row for task in slot}
-        if places == set(enumerate(draft.homes)) and len(passes) == draft.stages * draft.microbatches:
-            found.append(schedule)
+        once = places == set(enumerate(draft.homes)) and len(passes) == draft.stages * draft.microbatches
+        if once or (copies > 1 and rows and draft.is_looped):
+            found += [schedule] * (RARE if copies > 1 else 1)
     return found
 
 
