@@ -168,9 +168,9 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> T
 
 
 def _sum(
-    x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    if not x.is_contiguous() or not dim:
+    if not x.is_contiguous() or x.dim() == 0 or not isinstance(dim, list | tuple) or not dim:
         return None
     summed = {position % x.dim() for position in dim}
     shape = [1 if i in summed else size for i, size in enumerate(x.shape) if keepdim or i not in summed]
@@ -193,19 +193,19 @@ def _sort(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor] | None:
     return (like(x), like(x, dtype=torch.int64)) if x.is_contiguous() else None
 
 
-def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor | None:
-    if x.dim() == 0:
+def _index_select(x: Tensor, dim: Any, index: Tensor) -> Tensor | None:
+    if x.dim() == 0 or not isinstance(dim, int):
         return None
     shape = list(x.shape)
     shape[dim] = index.numel()
     return x.new_empty(shape)
 
 
-def _like_contiguous(x: Tensor, *_: Any) -> Tensor | None:
+def _like_contiguous(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
     return like(x) if x.is_contiguous() else None
 
 
-def _topk(x: Tensor, k: int, dim: int = -1, *_: Any) -> tuple[Tensor, Tensor] | None:
+def _topk(x: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> tuple[Tensor, Tensor] | None:
     if x.dim() == 0:
         return None
     shape = list(x.shape)

@@ -144,6 +144,8 @@ def test_every_rule_is_compared_with_torch():
         (aten.mul.Tensor, (meta(1, 6, 4, 8).expand(2, -1, -1, -1), meta(2, 4, 6, 8).transpose(1, 2)), {}),
         (aten.mul.Tensor, (meta(1, 6, 4).transpose(1, 2).expand(2, -1, -1), meta(2, 4, 6)), {}),
         (aten.sum.dim_IntList, (TRANSPOSED, [1]), {}),
+        (aten.sum.default, (X,), {}),
+        (aten.sum.dim_IntList, (meta(), [0]), {}),
         (aten.floor_divide.default, (X, 2), {}),
         (aten.arange.default, (5,), {}),
         (aten.arange.default, (5.0,), {"device": "meta"}),
