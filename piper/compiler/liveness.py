@@ -242,6 +242,15 @@ class Liveness:
 
     def _readers(self, value: Value) -> list[int]:
         """Return the tasks that read a boundary tensor which an F of this device made."""
+        if value not in self._read_by:
+            self._read_by[value] = self._find_readers(value)
+        return self._read_by[value]
+
+    @cached_property
+    def _read_by(self) -> dict[Value, list[int]]:
+        return {}
+
+    def _find_readers(self, value: Value) -> list[int]:
         segment, output = value
         found = [
             self._position[edge.target]

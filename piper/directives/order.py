@@ -114,6 +114,8 @@ def _slots(value: object, *, where: str) -> tuple[tuple[Filter, ...], ...]:
 def _without_missing_backwards(rows: Rows, graph: Graph) -> Rows:
     """Leave out the backwards of stages that have none: nothing in or before them is trained."""
     backward = {node.stage for node in graph.nodes if node.kind is TaskKind.B}
+    if len(backward) == graph.num_stages:
+        return rows
     kept = (
         (tuple(task for task in slot if task.kind is TaskKind.F or task.stage in backward) for slot in row)
         for row in rows

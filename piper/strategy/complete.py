@@ -13,7 +13,7 @@ from piper.graph.graph import Rows
 from piper.schedules import copies_of, find_schedule, schedule_rows, stages_of
 from piper.schedules.copies import Copies, in_model_stages
 from piper.strategy.expand import directives_of_shorthand
-from piper.strategy.places import default_places, places_of_stages
+from piper.strategy.places import default_places, joined, places_of_stages
 from piper.strategy.resolve import CUSTOM, DEFAULT_SCHEDULE, Resolved
 
 _COMPLETED = Mesh | Place | Split | Order
@@ -28,7 +28,8 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     listed = [d for d in stated if isinstance(d, Place)]
     places = _places(resolved, listed)
     counts = _unit_counts(resolved, places, model)
-    directives: list[Directive] = [_mesh(resolved), *(d for d in stated if _is_stage_mesh(d)), *places]
+    directives: list[Directive] = [_mesh(resolved), *(d for d in stated if _is_stage_mesh(d))]
+    directives += joined(places)
     directives += [place for place in listed if not place.is_whole]
     directives.append(resolved.split)
     if stated:

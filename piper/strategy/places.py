@@ -125,6 +125,23 @@ def places_of_stages(stated: Sequence[Place], *, num_pipeline_ranks: int) -> tup
     )
 
 
+def joined(places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return places in which stages that lie and were stated alike share one."""
+    alike: dict[tuple[object, ...], list[Place]] = {}
+    for place in places:
+        key = (place.pp, place.slices, place.units, place.stream, place.where)
+        alike.setdefault(key, []).append(place)
+    return tuple(
+        replace(
+            found[0],
+            filter=Filter.parse({"PP": [s for place in found for s in place.stages]}, where=found[0].where),
+        )
+        if len(found) > 1
+        else found[0]
+        for found in alike.values()
+    )
+
+
 def default_places(stages: Sequence[Sequence[int]], *, where: str) -> tuple[Place, ...]:
     """Return the places of stages, given those of each pipeline rank."""
     home = {stage: rank for rank, held in enumerate(stages) for stage in held}
