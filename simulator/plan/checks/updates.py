@@ -134,12 +134,10 @@ class _Ending:
         makes = np.diff(table.allocates.starts)[gathers] > 0
         if bucket.zero <= _WHOLE_ZERO or not len(gathers) or not makes.all():
             return
-        gathered = np.zeros(len(self.device.plan.buffers.size_bytes), dtype=np.bool_)
-        gathered[_listed(table.allocates, gathers)] = True
-        counts = np.zeros(len(table.reads.values) + 1, dtype=np.int64)
-        np.cumsum(gathered[table.reads.values], out=counts[1:])
-        reads = counts[table.reads.starts[1:]] - counts[table.reads.starts[:-1]]
-        for name in self.device.names(users[reads[users] == 0].tolist()):
+        made = _listed(table.allocates, gathers)[1]
+        row, read = _listed(table.reads, users)
+        lacking = np.bincount(row, weights=np.isin(read, made), minlength=len(users)) == 0
+        for name in self.device.names(users[lacking].tolist()):
             message = (
                 f"{name} uses bucket {bucket.name} of rank {self.device.rank}, but reads no gather of it"
             )
@@ -251,8 +249,8 @@ class _Ending:
         return np.asarray(tasks[tasks != NONE])
 
 
-def _listed(lists: IndexLists, rows: Indices) -> Indices:
-    """Return what some rows of lists name."""
-    named = np.zeros(len(lists.starts) - 1, dtype=np.bool_)
-    named[rows] = True
-    return lists.values[np.repeat(named, np.diff(lists.starts))]
+def _listed(lists: IndexLists, rows: Indices) -> tuple[Indices, Indices]:
+    """Return every entry of some rows of lists: the place of its row in `rows`, and the entry."""
+    starts, counts = lists.starts[rows], np.diff(lists.starts)[rows]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(rows)), counts), lists.values[np.repeat(starts, counts) + within]
