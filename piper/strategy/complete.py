@@ -13,6 +13,7 @@ from piper.graph.graph import Rows
 from piper.schedules import copies_of, find_schedule, schedule_rows, stages_of
 from piper.schedules.copies import Copies, in_model_stages
 from piper.strategy.expand import directives_of_shorthand
+from piper.strategy.pass_costs import pass_costs
 from piper.strategy.places import default_places, joined, places_of_stages
 from piper.strategy.resolve import CUSTOM, DEFAULT_SCHEDULE, Resolved
 
@@ -40,7 +41,7 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     dimension = resolved.split.dim_name
     directives += [replace(d, dimension=dimension) for d in rows]
     if resolved.schedule != CUSTOM:
-        directives.append(_named_order(resolved, places))
+        directives.append(_named_order(resolved, places, model))
     return stages_of_segments(units_of(model), counts), tuple(directives)
 
 
@@ -138,7 +139,7 @@ def _require_agreement(
     )  # fmt: skip
 
 
-def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:
+def _named_order(resolved: Resolved, places: Sequence[Place], model: CapturedModel) -> Order:
     orders = [d for d in resolved.strategy.directives if isinstance(d, Order)]
     where = orders[0].where if orders else resolved.strategy.where
     copies = _copies(resolved)
@@ -153,6 +154,7 @@ def _named_order(resolved: Resolved, places: Sequence[Place]) -> Order:
         num_pipeline_ranks=resolved.pp,
         num_microbatches=len(resolved.sizes),
         virtual_stages_per_rank=resolved.vp,
+        costs=pass_costs(model),
         where=where,
     )
     order = orders[0] if orders else Order(schedule=resolved.schedule, where=where)
