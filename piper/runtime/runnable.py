@@ -36,7 +36,7 @@ def require_runnable(plan: Plan) -> None:
     """Raise JobError naming what of a plan the runtime does not run; everything else is simulated only."""
     for axis in ("tp", "cp"):
         if plan.mesh.size(axis) > 1:
-            raise _refused(f"cuts the axis {axis}", f"run with {axis}=1")
+            raise _refused(f"{axis}={plan.mesh.size(axis)}", f"run with {axis}=1")
     for device in plan.device_plans:
         _check_kinds(device)
         _check_buckets(plan, device)
@@ -47,20 +47,20 @@ def _check_kinds(device: DevicePlan) -> None:
     for kind in (TaskKind(number) for number in np.unique(table.kind).tolist()):
         if kind not in _RUN:
             fix = _INSTEAD.get(kind, "leave out the directive that cuts tensors, tokens or experts")
-            raise _refused(f"has {kind.name} tasks", fix)
+            raise _refused(f"{kind.name} tasks", fix)
     collectives = np.isin(table.kind, [int(kind) for kind in COLLECTIVE_KINDS])
     if np.any(collectives & (table.phase != NONE)):
-        raise _refused("communicates within microbatches", "use zero=0 or zero=1, reduced once per step")
+        raise _refused("collectives within microbatches", "use zero=0 or zero=1, reduced once per step")
     if np.any((table.kind == int(TaskKind.F)) & (table.part != NONE)):
-        raise _refused("runs the forward of a stage in parts", "leave out what cuts stages into parts")
+        raise _refused("the forward of a stage in parts", "leave out what cuts stages into parts")
 
 
 def _check_buckets(plan: Plan, device: DevicePlan) -> None:
     for bucket in device.buckets:
         if bucket.zero > _MOST_ZERO:
-            raise _refused(f"shards by ZeRO-{bucket.zero}", "use zero=0 or zero=1")
+            raise _refused(f"ZeRO-{bucket.zero}", "use zero=0 or zero=1")
         if bucket.kind not in {"dense", "tied"}:
-            raise _refused(f"has {bucket.kind} buckets", "leave shard out")
+            raise _refused(f"{bucket.kind} buckets", "leave shard out")
         if bucket.shard_count not in {1, plan.mesh.size("dp")}:
             raise _refused(f"shards over {bucket.shard_count} of the replicas", "leave hsdp out")
 
@@ -68,8 +68,8 @@ def _check_buckets(plan: Plan, device: DevicePlan) -> None:
 def _refused(what: str, fix: str) -> JobError:
     return JobError(
         where="piper run",
-        field="plan",
+        field="what the plan has",
         value=what,
-        rule="is simulated, but the runtime cannot run it yet",
+        rule="can be simulated, but not run yet",
         fix=fix,
     )

@@ -31,7 +31,7 @@ def test_a_pipeline_with_replicas_is_runnable() -> None:
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 def test_a_cut_axis_is_refused(axis: str) -> None:
     mesh = Mesh(axes=((axis, 2), ("dp", 1), ("pp", 2)))
-    with pytest.raises(JobError, match=f"(?s)cuts the axis {axis}.*run with {axis}=1"):
+    with pytest.raises(JobError, match=f"(?s){axis}=2.*run with {axis}=1"):
         require_runnable(replace(plan(), mesh=mesh))
 
 
@@ -42,14 +42,14 @@ def test_a_cut_axis_is_refused(axis: str) -> None:
 def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
     kinds = plan().device_plans[0].tasks.kind.copy()
     kinds[0] = int(kind)
-    with pytest.raises(JobError, match=f"has {kind.name} tasks[^$]*{fix}"):
+    with pytest.raises(JobError, match=f"{kind.name} tasks[^$]*{fix}"):
         require_runnable(changed(kind=kinds))
 
 
 def test_collectives_within_microbatches_are_refused() -> None:
     table = plan().device_plans[0].tasks
     phases = np.where(table.kind == int(TaskKind.ALL_REDUCE), int(TaskKind.B), table.phase)
-    with pytest.raises(JobError, match="communicates within microbatches"):
+    with pytest.raises(JobError, match="collectives within microbatches"):
         require_runnable(changed(phase=phases))
 
 
