@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from piper.compiler.local import LocalModel, Value
+from piper.compiler.readers import BACKWARD, Readers, span
 from piper.graph import Graph, Node
 from simulator.plan import HOST_COPY_KINDS, NONE, SEND_KINDS, MemoryClass, TaskKind
-
-BACKWARD = (TaskKind.B, TaskKind.BI)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +52,10 @@ class Liveness:
     nodes: Sequence[Node]
     _found: dict[tuple[object, ...], Buffer] = field(default_factory=dict)
 
+    @cached_property
+    def _readers(self) -> Readers:
+        return Readers(graph=self.graph, local=self.local, nodes=self.nodes)
+
     def buffers(self) -> list[Buffer]:
         """Return all buffers, in the order in which they come to life."""
         for position, node in enumerate(self.nodes):
@@ -71,10 +74,10 @@ class Liveness:
         return list(self._found.values())
 
     def _forward(self, position: int, node: Node) -> None:
-        for segment in _span(node):
+        for segment in span(node):
             self._saved(position, segment, remade=False)
         for value in self._made_by(node):
-            readers = self._readers(value)
+            readers = self._readers.of_made(value)
             if any(reader != position for reader in readers):
                 others = [self.nodes[r] for r in readers if self.nodes[r].kind is not TaskKind.F]
                 sent_only = bool(others) and all(_moves(other) for other in others)
@@ -83,53 +86,36 @@ class Liveness:
                 self._add(position, readers, self.local.value_bytes(value), what=(node.stage, kind, what))
 
     def _recompute(self, position: int, node: Node) -> None:
-        for segment in _span(node):
+        for segment in span(node):
             self._saved(position, segment, remade=True)
         for value in self._made_by(node):
-            if value[0] not in self._recomputed:
+            if value[0] not in self._readers.recomputed:
                 continue
-            needs = self._remade_for(value, through=None)
+            needs = self._readers.remade_for(value, through=None)
             needs += [
-                self._position[e.target]
+                self._readers.position[e.target]
                 for e in self.graph.outgoing.get(node.uid, ())
-                if e.target in self._position and value in self.graph.node[e.target].values
+                if e.target in self._readers.position and value in self.graph.node[e.target].values
             ]
             if self.local.segment(value[0]).outputs_saved[value[1]]:
-                needs += self._gradient_tasks(value[0], weights=self._output_for_weights(value))
+                needs += self._readers.gradient_tasks(
+                    value[0], weights=self._readers.output_for_weights(value)
+                )
             what = (node.stage, MemoryClass.ACTIVATIONS, "recomputed activations")
             self._add(position, needs, self.local.value_bytes(value), what=what)
-
-    def _remade_for(self, value: Value, *, through: Node | None) -> list[int]:
-        """Return the tasks of a unit that read a boundary tensor which the unit's R made again.
-
-        `through`: the exchange behind R that they take it from (None: R itself).
-        """
-        found: list[int] = []
-        for consumer, at in self.local.consumers.get(value, ()):
-            if not self._same_unit(value[0], consumer):
-                continue
-            again = self.nodes[self._recompute_tasks[consumer][0]]
-            carriers = [self.graph.node[e.source] for e in self.graph.incoming.get(again.uid, ())]
-            carrier = next((n for n in carriers if n.is_exchange and value in n.values), None)
-            if carrier is not through:
-                continue
-            found += self._recompute_tasks[consumer]
-            if self.local.segment(consumer).inputs_saved[at]:
-                found += self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
-        return found
 
     def _backward(self, position: int, node: Node) -> None:
         """Add the gradients that a B or BI makes: for other tasks of this device, and to be sent."""
         if node.kind is TaskKind.BI:
             kept = (node.stage, MemoryClass.ACTIVATIONS, "gradients for weights")
-            for segment in _span(node):
+            for segment in span(node):
                 size = self.local.gradients_for_weights_bytes(segment)
-                self._add(position, self._weight_tasks(segment), size, what=kept)
+                self._add(position, self._readers.weight_tasks(segment), size, what=kept)
         flowing = (node.stage, MemoryClass.WORKSPACE, "gradient of activations")
         leaving = (node.stage, MemoryClass.COMMUNICATION, "gradient to send")
         for edge in self.graph.outgoing.get(node.uid, ()):
             target = self.graph.node[edge.target]
-            place = self._position.get(edge.target)
+            place = self._readers.position.get(edge.target)
             if place is None or target.kind is TaskKind.BW:
                 continue
             if target.kind in BACKWARD:
@@ -144,11 +130,7 @@ class Liveness:
 
     def _exchange(self, position: int, node: Node) -> None:
         """Add what an exchange leaves behind: F and R until the tasks that saved it, B until it is read."""
-        targets = [
-            self._position[e.target]
-            for e in self.graph.outgoing.get(node.uid, ())
-            if e.target in self._position
-        ]
+        targets = self._readers.targets(node)
         if node.kind is TaskKind.RING_SHIFT:
             what = (node.stage, MemoryClass.COMMUNICATION, "keys and values on their way")
             self._add(position, [position], self.local.ring_buffer_bytes(node), what=what)
@@ -157,37 +139,33 @@ class Liveness:
         kept: list[int] = []
         for value in node.values:
             if node.phase is TaskKind.F:
-                kept += self._kept_for(value, through=node)
+                kept += self._readers.kept_for(value, through=node)
             elif node.phase is TaskKind.R:
-                kept += self._remade_for(value, through=node)
+                kept += self._readers.remade_for(value, through=node)
         kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
         self._add(position, targets + kept, size, what=(node.stage, kind, "exchanged tensors"))
 
     def _receive(self, position: int, node: Node) -> None:
         crossing = self.graph.crossings[node.edge]
         down = node.kind is TaskKind.RECV_F
-        readers = [
-            self._position[e.target]
-            for e in self.graph.outgoing.get(node.uid, ())
-            if e.target in self._position
-        ]
+        readers = self._readers.targets(node)
         kept: list[int] = []
         if down:
             for value in crossing.values:
-                kept += self._kept_for(value, through=node)
+                kept += self._readers.kept_for(value, through=node)
         size = self.local.outside_values_bytes(crossing.values if down else crossing.grad_values)
         kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
         what = "received activation" if down else "received gradient"
         self._add(position, readers + kept, size, what=(node.stage, kind, what))
 
     def _scratch(self, position: int, node: Node) -> None:
-        size = max(self._workspace(segment, node) for segment in _span(node))
+        size = max(self._workspace(segment, node) for segment in span(node))
         what = (node.stage, MemoryClass.WORKSPACE, f"{node.kind.name} workspace")
         self._add(position, [position], size, what=what)
 
     def _workspace(self, segment: int, node: Node) -> int:
         """Return the transient bytes of a segment, with boundary tensors that only this task knows."""
-        no_grad = node.kind is TaskKind.F and segment in self._recomputed
+        no_grad = node.kind is TaskKind.F and segment in self._readers.recomputed
         size = self.local.workspace_bytes(segment, node.kind, no_grad=no_grad)
         found = self.local.segment(segment)
         span = range(node.first_segment, node.last_segment + 1)
@@ -203,8 +181,8 @@ class Liveness:
     def _outlives(self, value: Value, node: Node) -> bool:
         """Return whether a boundary tensor has a buffer of its own (made by F, read by another task)."""
         if value not in self._outliving:
-            maker = self._forward_tasks.get(value[0])
-            self._outliving[value] = any(reader != maker for reader in self._readers(value))
+            maker = self._readers.forward_tasks.get(value[0])
+            self._outliving[value] = any(reader != maker for reader in self._readers.of_made(value))
         return self._outliving[value]
 
     @cached_property
@@ -219,7 +197,7 @@ class Liveness:
             size = self.local.remade_bytes(segment, for_weights=weights)
             if not remade:
                 size = self.local.saved_bytes(segment, for_weights=weights) - size
-            readers = self._gradient_tasks(segment, weights=weights)
+            readers = self._readers.gradient_tasks(segment, weights=weights)
             copies = None if remade else self._copies.get(segment)
             if copies is None:
                 self._add(position, readers, size, what=description)
@@ -240,163 +218,18 @@ class Liveness:
             for segment in self.local.offloaded(node)
         }
 
-    def _readers(self, value: Value) -> list[int]:
-        """Return the tasks that read a boundary tensor which an F of this device made."""
-        if value not in self._read_by:
-            self._read_by[value] = self._find_readers(value)
-        return self._read_by[value]
-
-    @cached_property
-    def _read_by(self) -> dict[Value, list[int]]:
-        return {}
-
-    def _find_readers(self, value: Value) -> list[int]:
-        segment, output = value
-        found = [
-            self._position[edge.target]
-            for edge in self.graph.outgoing.get(self._forward_uid[segment], ())
-            if edge.target in self._position and self._carries(self.graph.node[edge.target], value)
-        ]
-        found += self._kept_for(value, through=None)
-        if segment not in self._recomputed and self.local.segment(segment).outputs_saved[output]:
-            found += self._gradient_tasks(segment, weights=self._output_for_weights(value))
-        return found
-
-    def _carries(self, node: Node, value: Value) -> bool:
-        if node.kind is TaskKind.SEND_F:
-            return value in self.graph.crossings[node.edge].values
-        if node.is_exchange:
-            return value in node.values
-        return node.kind is TaskKind.F and any(value in self.local.segment(i).inputs for i in _span(node))
-
-    def _kept_for(self, value: Value, *, through: Node | None) -> list[int]:
-        """Return the R and B tasks that need a boundary tensor as their consumer saw it in F.
-
-        `through`: the receive or exchange that the consumer took it from (None: from the producer).
-        """
-        found: list[int] = []
-        for consumer, at in self.local.consumers.get(value, ()):
-            if consumer not in self._forward_uid:
-                continue
-            carrier = self._carrier(value, consumer)
-            again = self._gathered_again(value, consumer, carrier)
-            if again is not None:
-                found += [again] if self._carrier_of(carrier, value) is through else []
-                continue
-            if carrier is not through:
-                continue
-            if consumer in self._recomputed and not self._same_unit(value[0], consumer):
-                found += self._recompute_tasks.get(consumer, ())
-                found += self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
-            elif consumer not in self._recomputed and self.local.segment(consumer).inputs_saved[at]:
-                found += self._gradient_tasks(consumer, weights=self._for_weights(consumer, at))
-        return found
-
-    def _carrier(self, value: Value, consumer: int) -> Node | None:
-        """Return the receive or exchange from which a segment's F takes a boundary tensor, or None."""
-        return self._carrier_of(self.graph.node[self._forward_uid[consumer]], value)
-
-    def _carrier_of(self, node: Node | None, value: Value) -> Node | None:
-        """Return the receive or exchange from which a node takes a tensor; None: from its producer."""
-        edges = () if node is None else self.graph.incoming.get(node.uid, ())
-        sources = [self.graph.node[edge.source] for edge in edges]
-        for source in sources:
-            if source.is_exchange and value in source.values:
-                return source
-        for source in sources:
-            if source.kind is TaskKind.RECV_F and value in self.graph.crossings[source.edge].values:
-                return source
-        return None
-
-    def _gathered_again(self, value: Value, consumer: int, carrier: Node | None) -> int | None:
-        """Return the exchange that brings back what a segment took from another one in F and threw away."""
-        if carrier is None or consumer in self._recomputed:
-            return None
-        return self._again.get((carrier.region, value))
-
-    @cached_property
-    def _again(self) -> dict[tuple[tuple[int, int], Value], int]:
-        """(region, boundary tensor) -> the exchange that gathers it once more for BW."""
-        return {
-            (node.region, value): position
-            for position, node in enumerate(self.nodes)
-            if node.is_exchange and node.phase is TaskKind.R
-            for value in node.values
-            if not any(self.graph.node[e.target].kind is TaskKind.R for e in self.graph.outgoing[node.uid])
-        }
-
-    def _same_unit(self, producer: int, consumer: int) -> bool:
-        """Return whether two segments are made again together."""
-        return (
-            producer in self._recomputed
-            and consumer in self._recomputed
-            and self.local.unit_of[producer] == self.local.unit_of[consumer]
-            and self.graph.stage_of_segment[producer] == self.graph.stage_of_segment[consumer]
-        )
-
-    def _for_weights(self, consumer: int, at: int) -> bool:
-        return _flag(self.local.segment(consumer).inputs_saved_for_weights, at)
-
-    def _output_for_weights(self, value: Value) -> bool:
-        return _flag(self.local.segment(value[0]).outputs_saved_for_weights, value[1])
-
-    def _gradient_tasks(self, segment: int, *, weights: bool) -> list[int]:
-        """Return the B or BI of a segment, and its BW when parameter gradients need the tensor too."""
-        found = [self._backward_tasks[segment]] if segment in self._backward_tasks else []
-        return found + (self._weight_tasks(segment) if weights else [])
-
-    def _weight_tasks(self, segment: int) -> list[int]:
-        return [self._bw_tasks[segment]] if segment in self._bw_tasks else []
-
-    def _targets(self, node: Node) -> list[int]:
-        outgoing = self.graph.outgoing.get(node.uid, ())
-        return [self._position[edge.target] for edge in outgoing if edge.target in self._position]
-
     def _first_source(self, node: Node) -> int:
         incoming = self.graph.incoming.get(node.uid, ())
-        sources = [self._position[e.source] for e in incoming if e.source in self._position]
+        sources = [self._readers.position[e.source] for e in incoming if e.source in self._readers.position]
         return min(place for place in sources if self.nodes[place].kind in BACKWARD)
 
     def _taken(self, node: Node, exchange: Node) -> Iterable[Value]:
         """Return the boundary tensors whose gradients an exchange takes from a B or BI."""
-        inputs = {value for i in _span(node) for value in self.local.segment(i).inputs}
+        inputs = {value for i in span(node) for value in self.local.segment(i).inputs}
         return [value for value in exchange.values if value in inputs]
 
-    @cached_property
-    def _position(self) -> dict[str, int]:
-        return {node.uid: i for i, node in enumerate(self.nodes)}
-
-    def _by_segment(self, kinds: Iterable[TaskKind]) -> dict[int, int]:
-        wanted = frozenset(kinds)
-        return {s: i for i, node in enumerate(self.nodes) if node.kind in wanted for s in _span(node)}
-
-    @cached_property
-    def _forward_tasks(self) -> dict[int, int]:
-        return self._by_segment([TaskKind.F])
-
-    @cached_property
-    def _forward_uid(self) -> dict[int, str]:
-        return {segment: self.nodes[i].uid for segment, i in self._forward_tasks.items()}
-
-    @cached_property
-    def _backward_tasks(self) -> dict[int, int]:
-        return self._by_segment(BACKWARD)
-
-    @cached_property
-    def _bw_tasks(self) -> dict[int, int]:
-        return self._by_segment([TaskKind.BW])
-
-    @cached_property
-    def _recompute_tasks(self) -> dict[int, tuple[int, ...]]:
-        return {segment: (i,) for segment, i in self._by_segment([TaskKind.R]).items()}
-
-    @cached_property
-    def _recomputed(self) -> frozenset[int]:
-        """Segments of which everything is made again."""
-        return frozenset(i for i in self._recompute_tasks if self.local.is_remade(i))
-
     def _made_by(self, node: Node) -> list[Value]:
-        return [(i, o) for i in _span(node) for o in range(len(self.local.segment(i).outputs))]
+        return [(i, o) for i in span(node) for o in range(len(self.local.segment(i).outputs))]
 
     def _add(
         self, position: int, touches: Iterable[int], size_bytes: int, *, what: tuple[int, MemoryClass, str]
@@ -435,7 +268,7 @@ def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Valu
     """Return the tensors whose gradients the B `source` (their consumer) hands to the B `target`."""
     found = {
         value: None
-        for i in _span(source)
+        for i in span(source)
         for value in local.segment(i).inputs
         if target.first_segment <= value[0] <= target.last_segment
         and local.segment(value[0]).outputs[value[1]].requires_grad
@@ -446,12 +279,3 @@ def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Valu
 def _moves(node: Node) -> bool:
     """Return whether a task hands over a tensor that a forward made."""
     return node.kind in SEND_KINDS or (node.is_exchange and node.phase is TaskKind.F)
-
-
-def _flag(stated: tuple[bool, ...], at: int) -> bool:
-    """Return a flag of a captured segment; a segment that states none keeps all until BW."""
-    return stated[at] if stated else True
-
-
-def _span(node: Node) -> range:
-    return range(node.first_segment, node.last_segment + 1)
