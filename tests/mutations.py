@@ -246,6 +246,39 @@ def _drop(kinds: Iterable[TaskKind], accept: Callable[[Task], bool] = lambda tas
     return mutation
 
 
+def _has_alike(plan: Plan, device: DevicePlan, task: Task) -> bool:
+    """Return whether a task is an exchange of a microbatch that other microbatches have too."""
+    table = device.tasks
+    same = [
+        table.microbatch[n] for n, other in enumerate(device.tasks)
+        if (other.kind, other.stage, other.group, other.phase, other.part)
+        == (task.kind, task.stage, task.group, task.phase, task.part)
+    ]  # fmt: skip
+    return task.bucket == NONE != task.microbatch and len(set(same)) > 2
+
+
+def drop_exchange(plan: Plan, choose: random.Random) -> Mutant | None:
+    """A microbatch lacks an exchange of tensor, context or expert parallelism that others have."""
+    for rank, number in _shuffled(choose, _places(plan, COLLECTIVE_KINDS)):
+        device = plan.device_plans[rank]
+        tasks = tasks_of(device)
+        if _has_alike(plan, device, tasks[number]):
+            what = f"{name(plan, rank, number)} left out"
+            return Mutant(plan=with_tasks(plan, rank, without(tasks, {number})), what=what)
+    return None
+
+
+def double_exchange(plan: Plan, choose: random.Random) -> Mutant | None:
+    """A microbatch is exchanged once more than others: what was summed is summed again."""
+    for rank, number in _shuffled(choose, _places(plan, COLLECTIVE_KINDS)):
+        device = plan.device_plans[rank]
+        tasks = tasks_of(device)
+        if _has_alike(plan, device, tasks[number]):
+            what = f"{name(plan, rank, number)} done twice"
+            return Mutant(plan=with_tasks(plan, rank, twice(tasks, number)), what=what)
+    return None
+
+
 def drop_norm(plan: Plan, choose: random.Random) -> Mutant | None:
     """Gradients are clipped by another norm; over one rank there is nothing to sum."""
     kinds = {K.NORM} if plan.num_ranks == 1 else {K.NORM, K.ALL_REDUCE}
@@ -704,6 +737,7 @@ MUTATIONS: dict[str, Mutation] = {
     "drop receive": _drop(RECV_KINDS),
     "drop transfer": drop_transfer,
     "drop reduction": _drop(REDUCTIONS, _is_bucket),
+    "drop exchange": drop_exchange,
     "drop norm": drop_norm,
     "drop update": _drop({K.UPDATE}),
     "drop gather": _drop({K.ALL_GATHER}, _is_gather_after_update),
@@ -711,6 +745,7 @@ MUTATIONS: dict[str, Mutation] = {
     "double recompute": _double({K.R}),
     "double transfer": _double(SEND_KINDS | RECV_KINDS),
     "double reduction": _double(REDUCTIONS, _is_bucket),
+    "double exchange": double_exchange,
     "double norm": _double({K.NORM, K.ALL_REDUCE}, _is_norm),
     "double update": _double({K.UPDATE}),
     "lose microbatch": lose_microbatch,
