@@ -99,8 +99,15 @@ class Shard(Directive):
                 rule=f"does not divide the {ranks} ranks (dp x cp x tp) of a stage",
                 fix=f"let ep x etp be a divisor of {ranks}",
             )  # fmt: skip
+        segments = claimed(graph, self.filter, where=self.where, op=self.op)
+        if not any(graph.model.segments[i].parameters for i in segments):
+            raise StrategyError(
+                where=self.where, field="shard.filter", value=self.filter.source,
+                rule="means regions without parameters: there are no experts to distribute",
+                fix='name the regions of experts, such as {"EP": "*"}',
+            )  # fmt: skip
         fact = ExpertSharding(
-            segments=claimed(graph, self.filter, where=self.where, op=self.op),
+            segments=segments,
             degree=degree,
             tensor_degree=tensor_degree,
             imbalance=self.imbalance,

@@ -31,6 +31,7 @@ def require_cuttable(graph: Graph, shares: Shares) -> None:
                 fix="let an annotated TP region hold at most two matmuls in a row",
             )  # fmt: skip
     _check_experts(graph, shares)
+    _check_sequences(graph, shares)
     _check_heads(graph, shares)
     for number, sequence in shares.sequence_of.items():
         names = graph.model.segments[number].parameters
@@ -57,6 +58,20 @@ def _check_experts(graph: Graph, shares: Shares) -> None:
                     rule=f"does not divide the {operation.shape[0]} experts of segment {number}",
                     fix=f"use a divisor of {operation.shape[0]}",
                 )  # fmt: skip
+
+
+def _check_sequences(graph: Graph, shares: Shares) -> None:
+    """Raise where attention would see a part of its sequence only."""
+    for number, segment in enumerate(graph.model.segments):
+        ranks = shares.context_degree[number]
+        attends = any(operation.kind is OpKind.ATTENTION for operation in segment.forward.operations)
+        if ranks > 1 and attends and number not in shares.sequence_of:
+            raise StrategyError(
+                where=next((fact.where for fact in graph.sequence_shardings), "strategy"),
+                field="shard_sequence.filter", value=f"segment {number}",
+                rule=f"has attention over a sequence cut in {ranks}, but no shard_sequence claims it",
+                fix='add {"op": "shard_sequence", "filter": {"CP": "*"}}, or leave cp out of the mesh',
+            )  # fmt: skip
 
 
 def _check_heads(graph: Graph, shares: Shares) -> None:

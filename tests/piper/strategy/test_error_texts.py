@@ -194,6 +194,11 @@ GROUPS: dict[str, dict[str, list[Entry]]] = {
             REPLICATE,
             op("shard", filter={"EP": "*"}, degree=8),
         ],
+        "a region without experts": [
+            op("mesh", axes={"dp": 2}),
+            REPLICATE,
+            op("shard", filter={"CP": "*"}, degree=2),
+        ],
         "less tokens than the mean on the fullest rank": [
             MESH,
             op("shard", filter={"EP": "*"}, imbalance=0.5),
@@ -217,6 +222,11 @@ GROUPS: dict[str, dict[str, list[Entry]]] = {
         "experts that are not cut": [MESH, REPLICATE, op("shard_tensor", filter={"EP": "*"}, axis="etp")],
     },
     "shard_sequence": {
+        "attention that nothing exchanges": [
+            op("mesh", axes={"cp": 2}),
+            REPLICATE,
+            op("shard_sequence", filter={"CP": [0, 1]}),
+        ],
         "an axis with one rank": [MESH, REPLICATE, op("shard_sequence", filter={"CP": "*"})],
         "an unknown method": [MESH, op("shard_sequence", filter={"CP": "*"}, method="tree")],
         "a flag that is no flag": [MESH, op("shard_sequence", filter={"CP": "*"}, balanced=1)],
