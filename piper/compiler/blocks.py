@@ -83,26 +83,8 @@ class BlockMaker:
         if node.kind in SEND_KINDS | RECV_KINDS:
             alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.kind is node.kind]
             return node.edge if len(alike) > 1 else NONE
-        known = not node.values or (node.phase is TaskKind.R and node.enters)
-        return node.region[0] if known else self._served(node)
-
-    def _served(self, node: Node) -> int:
-        """Return the first segment of the compute task that takes what an exchange or a copy brings.
-
-        Where the stage ends before such a task, it is the neighbouring segment of the next one.
-        """
-        edges = self.graph.outgoing.get(node.uid, ())
-        outgoing = (self.graph.node[edge.target] for edge in edges if edge.kind is EdgeKind.DATA)
-        takers = COMPUTE_KINDS - {TaskKind.BW}
-        targets = [n.first_segment for n in outgoing if n.kind in takers and n.stage == node.stage]
-        if targets:
-            return min(targets)
-        sources = [n for n in map(self.graph.node.get, self._sources(node)) if n and n.kind in COMPUTE_KINDS]
-        if not sources:
-            return node.region[0]
-        if node.phase is not TaskKind.B:
-            return max(n.last_segment for n in sources) + 1
-        return min(n.first_segment for n in sources if n.first_segment != NONE) - 1
+        leaves = node.is_exchange and bool(node.values) and not node.enters
+        return node.region[1] + 1 if leaves else node.region[0]
 
     def _span(self, stage: int) -> tuple[int, int]:
         forward = self._nodes[stage, TaskKind.F]

@@ -10,7 +10,7 @@ from cost_models.errors import check_invariant
 from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
-    claimed,
+    claimed_regions,
     read_choice,
     read_devices,
     read_factor,
@@ -33,7 +33,7 @@ class Shard(Directive):
           -> F{before} -> all-to-all -> F{own experts} -> all-to-all -> F{after}, and the same for B
 
     Args:
-        filter: the regions of experts, e.g. {"EP": "*"}.
+        filter: the regions of experts, tagged EP, within it, e.g. {"EP": "*"}.
         devices: the reference's device list; it must be that of the stages (checked when the file is read).
         axis: the mesh axis, "ep".
         degree: ranks over which the experts are distributed; None: the mesh axis ep (filled in before use).
@@ -99,7 +99,7 @@ class Shard(Directive):
                 rule=f"does not divide the {ranks} ranks (dp x cp x tp) of a stage",
                 fix=f"let ep x etp be a divisor of {ranks}",
             )  # fmt: skip
-        segments = claimed(graph, self.filter, where=self.where, op=self.op)
+        segments = claimed_regions(graph, self.filter, "EP", where=self.where, op=self.op)
         if not any(graph.model.segments[i].parameters for i in segments):
             raise StrategyError(
                 where=self.where, field="shard.filter", value=self.filter.source,

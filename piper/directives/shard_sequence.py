@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
-    claimed,
+    claimed_regions,
     read_choice,
     read_devices,
     read_filter,
@@ -33,7 +33,7 @@ class ShardSequence(Directive):
              F{CP} -> all-to-all(tokens to heads) -> F{CP} -> all-to-all(heads to tokens)      (all_to_all)
 
     Args:
-        filter: the attention regions, e.g. {"CP": "*"}.
+        filter: the attention regions, tagged CP, within it, e.g. {"CP": "*"}.
         devices: the reference's device list; it must be that of the stages (checked when the file is read).
         method: "ring": keys and values go round; "all_to_all": tokens are exchanged for heads.
         balanced: each rank takes an early and a late piece, so that causal work is equal.
@@ -74,7 +74,7 @@ class ShardSequence(Directive):
                 fix="leave shard_sequence out, or name cp in mesh",
             )  # fmt: skip
         fact = SequenceSharding(
-            segments=claimed(graph, self.filter, where=self.where, op=self.op),
+            segments=claimed_regions(graph, self.filter, "CP", where=self.where, op=self.op),
             method=self.method,
             balanced=self.balanced,
             stream=self.stream,

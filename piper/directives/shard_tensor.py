@@ -10,6 +10,7 @@ from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
     claimed,
+    claimed_regions,
     read_choice,
     read_devices,
     read_filter,
@@ -34,7 +35,7 @@ class ShardTensor(Directive):
           -> F{before} -> F{TP, its part} -> all-reduce -> F{after}                     (else)
 
     Args:
-        filter: the regions, e.g. {"TP": "*"}.
+        filter: the regions tagged TP within it, e.g. {"TP": "*"} or {"LAYER": "0-3"}.
         devices: the reference's device list; it must be that of the stages (checked when the file is read).
         axis: "tp"; "etp" for regions of experts that `shard` distributes: its tensor_degree says it.
         sequence_parallel: between the regions, activations are cut over the tokens; on, but off where
@@ -69,24 +70,17 @@ class ShardTensor(Directive):
         return cls(filter=read_filter(entry, where=where, op=cls.op), devices=devices, where=where, **fields)
 
     def apply(self, graph: Graph) -> Graph:
-        """State that the matched segments are cut over tp, or check that `shard` cuts them over etp."""
-        segments = claimed(graph, self.filter, where=self.where, op=self.op)
+        """State that the matched regions are cut over tp, or check that `shard` cuts them over etp."""
+        meant = claimed(graph, self.filter, where=self.where, op=self.op)
         if self.axis == "etp":
-            return self._within_experts(graph, segments)
+            return self._within_experts(graph, meant)
         if graph.placed_mesh.size("tp") == 1 and not graph.stage_meshes:
             raise StrategyError(
                 where=self.where, field="shard_tensor.axis", value="tp", rule="has one rank: nothing is cut",
                 fix="leave shard_tensor out, or name tp in mesh",
             )  # fmt: skip
-        for owned in graph.expert_shardings:
-            shared = set(segments).intersection(owned.segments)
-            if shared:
-                raise StrategyError(
-                    where=self.where, field="shard_tensor.filter", value=self.filter.source,
-                    rule=f"claims segment {min(shared)}, whose experts the shard at {owned.where} "
-                    "distributes over ranks of the same axes",
-                    fix='cut experts with "axis": "etp" and a mesh that names etp, or leave them out of one',
-                )  # fmt: skip
+        self._refuse_owned_experts(graph, meant)
+        segments = claimed_regions(graph, self.filter, "TP", where=self.where, op=self.op)
         fact = TensorSharding(
             segments=segments,
             sequence_parallel=self.sequence_parallel,
@@ -95,6 +89,17 @@ class ShardTensor(Directive):
             where=self.where,
         )
         return state(graph, "tensor_shardings", fact, op=self.op, value=self.filter.source)
+
+    def _refuse_owned_experts(self, graph: Graph, meant: tuple[int, ...]) -> None:
+        """Raise when all that the filter means are experts that a shard distributes."""
+        for owned in graph.expert_shardings:
+            if set(meant) <= set(owned.segments):
+                raise StrategyError(
+                    where=self.where, field="shard_tensor.filter", value=self.filter.source,
+                    rule=f"claims segment {min(meant)}, whose experts the shard at {owned.where} "
+                    "distributes over ranks of the same axes",
+                    fix='cut experts with "axis": "etp" and a mesh that names etp, or leave them out of one',
+                )  # fmt: skip
 
     def _within_experts(self, graph: Graph, segments: tuple[int, ...]) -> Graph:
         cut = {i for owned in graph.expert_shardings if owned.tensor_degree > 1 for i in owned.segments}

@@ -185,6 +185,23 @@ def claimed(graph: Graph, which: Filter, *, where: str, op: str) -> tuple[int, .
     return tuple(sorted({n.first_segment for n in matched(graph, which, where=where, op=op)}))
 
 
+def claimed_regions(graph: Graph, which: Filter, tag: str, *, where: str, op: str) -> tuple[int, ...]:
+    """Return the segments tagged `tag` of those that a filter means, rising; raises when there is none.
+
+    How a region is cut follows from its operations, which capture derives in these scopes only.
+    """
+    tagged = {i for i, segment in enumerate(graph.model.segments) if tag in dict(segment.tags)}
+    segments = tuple(i for i in claimed(graph, which, where=where, op=op) if i in tagged)
+    if not segments:
+        raise StrategyError(
+            where=where, field=f"{op}.filter", value=which.source, rule=f"means no region tagged {tag}",
+            fix=f'write {{"{tag}": "*"}}'
+            if tagged
+            else f'put the regions of the model into `with piper.annotate("{tag}")`',
+        )  # fmt: skip
+    return segments
+
+
 def state(graph: Graph, name: str, fact: Fact, *, op: str, value: object) -> Graph:
     """Return the graph with one more fact in the field `name`; raises when its segments are claimed."""
     stated: tuple[Fact, ...] = getattr(graph, name)

@@ -69,7 +69,8 @@ class Task:
         first_segment, last_segment: compute: the run of model segments it covers, both included.
         part: compute: the first segment when the task covers only a part of its stage, else NONE.
             Transfers: the index of the edge in `Plan.edges` where the stage has several, else NONE.
-            Collectives and copies of a microbatch: the first segment of the task that they serve.
+            Exchanges and copies of a microbatch: the first segment of their region, or behind it the one
+            after it. Collectives of a bucket: the first segment of the task that they serve.
         phase: collectives and copies of a microbatch: what they serve (F, B, BI, BW or R), else NONE.
         stream: index in `DevicePlan.streams`.
         work: index in `Plan.works` of what is computed, or NONE.

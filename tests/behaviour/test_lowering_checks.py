@@ -76,7 +76,7 @@ def test_2_a_region_inside_a_stage_gets_two_collectives() -> None:
         regions="dense", layers=1,
     )  # fmt: skip
     assert codes(plan, 0) == [
-        "0F0/0", "0ALL_REDUCE:F0/7", "0F0/7", "0B0/6", "0ALL_REDUCE:B0/0", "0B0/0", "0UPDATE@dense0",
+        "0F0/0", "0ALL_REDUCE:F0/7", "0F0/7", "0B0/6", "0ALL_REDUCE:B0/6", "0B0/0", "0UPDATE@dense0",
     ]  # fmt: skip
 
 

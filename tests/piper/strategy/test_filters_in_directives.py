@@ -54,6 +54,9 @@ DIRECTIVES: dict[str, tuple[dict[str, Any], str]] = {
 }
 """By directive: fields that it needs, and the field of the graph with its facts."""
 
+REGIONS = {"shard": "EP", "shard_tensor": "TP", "shard_sequence": "CP"}
+"""Directives about regions of one tag: a filter means those within it."""
+
 FORMS: dict[str, tuple[dict[str, Any], Callable[[dict[str, int]], bool]]] = {
     "everything": ({}, lambda tags: True),
     "exact": ({"PP": 1}, lambda tags: tags["PP"] == 1),
@@ -80,8 +83,15 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[dict[str, int]], bool]]] = {
 @pytest.mark.parametrize("op", DIRECTIVES)
 def test_a_filter_claims_the_segments_with_its_tags(op: str, form: str) -> None:
     (which, holds), (fields, facts) = FORMS[form], DIRECTIVES[op]
-    (fact,) = getattr(directive(op, filter=which, **fields).apply(graph()), facts)
-    assert fact.segments == segments_with(holds)
+    tag = REGIONS.get(op)
+    expected = segments_with(lambda tags: holds(tags) and (tag is None or tag in tags))
+    made = directive(op, filter=which, **fields)
+    if not expected:
+        with pytest.raises(StrategyError, match=f"means no region tagged {tag}"):
+            made.apply(graph())
+        return
+    (fact,) = getattr(made.apply(graph()), facts)
+    assert fact.segments == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -172,3 +182,8 @@ def test_order_takes_sets_of_passes() -> None:
 def test_tasks_of_different_filters_of_a_slot_may_overlap() -> None:
     slot = [{"PP": 0, "MB": [2, 3], "PASS": "F"}, {"PP": 2, "MB": [0, 1], "PASS": "B"}]
     assert row(slot) == ["0F2+2B0", "0F3+2B1"]
+
+
+def test_a_filter_of_a_whole_layer_means_the_regions_within_it() -> None:
+    (fact,) = directive("shard_tensor", filter={"LAYER": 1}).apply(graph()).tensor_shardings
+    assert fact.segments == segments_with(lambda tags: tags.get("LAYER") == 1 and "TP" in tags)
