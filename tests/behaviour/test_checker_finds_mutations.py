@@ -94,6 +94,7 @@ def test_one_thousand_legal_plans_have_no_violation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_of_one_thousand_defects_at_least_99_percent_are_found() -> None:
     found = missed(1000)
     assert len(found) <= 10, "\n".join(found)
