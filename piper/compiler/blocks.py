@@ -86,6 +86,14 @@ class BlockMaker:
         leaves = node.is_exchange and bool(node.values) and not node.enters
         return node.region[1] + 1 if leaves else node.region[0]
 
+    def phase(self, node: Node) -> int:
+        """Return the `phase` of a node's tasks: what brings tensors back right before a B serves that B."""
+        if node.phase is not TaskKind.R or node.kind is not TaskKind.ALL_GATHER:
+            return NONE if node.phase is None else int(node.phase)
+        after = [self.graph.node[edge.target] for edge in self.graph.outgoing.get(node.uid, ())]
+        remakes = any(TaskKind.R in {target.kind, target.phase} for target in after)
+        return int(TaskKind.R if remakes else TaskKind.B)
+
     def _span(self, stage: int) -> tuple[int, int]:
         forward = self._nodes[stage, TaskKind.F]
         covered = [n for n in forward if n.kind is TaskKind.F]

@@ -115,6 +115,7 @@ def _fields(emission: Emission, node: Node) -> dict[str, Numbers | int]:
         "stream": emission.stream(node),
         "group": emission.group(node),
         "bucket": emission.bucket_number.get(node.bucket, NONE),
+        "phase": int(TaskKind.F) if node.moves == "params" else NONE,
     }
     if node.kind is TaskKind.NORM:
         return fields | {"work": emission.templates.works.of_norm(emission.buckets)}

@@ -130,7 +130,7 @@ class DeviceTemplates:
                 node.first_segment,
                 node.last_segment,
                 self.maker.part(node),
-                NONE if node.phase is None else int(node.phase),
+                self.maker.phase(node),
                 self.streams[node.stream],
                 self.works.of_compute(node, size) if node.kind in COMPUTE_KINDS else NONE,
                 node.peer,

@@ -71,7 +71,8 @@ class Task:
             Transfers: the index of the edge in `Plan.edges` where the stage has several, else NONE.
             Exchanges and copies of a microbatch: the first segment of their region, or behind it the one
             after it. Collectives of a bucket: the first segment of the task that they serve.
-        phase: collectives and copies of a microbatch: what they serve (F, B, BI, BW or R), else NONE.
+        phase: collectives and copies of a microbatch: what they serve (F, B, BI, BW or R); copies of
+            parameters (not of optimizer state) around an update: F; else NONE.
         stream: index in `DevicePlan.streams`.
         work: index in `Plan.works` of what is computed, or NONE.
         peer: transfers: the pipeline rank at the other end.

@@ -26,6 +26,9 @@ class ByFlops(FakeCostModel):
 def test_random_facts_make_a_legal_plan_that_ends(seed: int) -> None:
     plan = emit_plan(after(random_graph(seed), "check_order"), [], strategy=f"seed {seed}")
     assert [str(violation) for violation in check_plan(plan)] == []
+    for device in plan.device_plans:
+        codes = device.codes()
+        assert sorted(set(codes)) == sorted(codes)
     data = plan_to_bytes(plan)
     assert plan_to_bytes(bytes_to_plan(data)) == data
     assert len(simulate(plan, ByFlops(), steps=2).rows()) > 0
