@@ -12,13 +12,14 @@ Costs = Mapping[str, Fraction]
 """By name: F, BI, BW, B (= BI + BW), FB (a slot in which an F and a B overlap), comm."""
 
 _FIX = "write for example F=1,BI=1,BW=1,comm=0"
-_NAMES = ("F", "BI", "BW", "FB", "comm")
+_NAMES = ("F", "BI", "BW", "B", "FB", "comm")
 _LONGEST_EXPONENT = 3
 
 
 def parse_costs(text: str = "", *, where: str = "--costs") -> Costs:
     """Read `F=1,BI=1,BW=1,FB=F+BI+BW,comm=0`; what is left out has these values.
 
+    `B=1` in place of BI and BW gives each of them half.
     Numbers are whole, decimal ("0.1") or fractions ("1/3"), all exact. `comm` is the latency of every edge
     between ranks; it does not occupy the compute stream.
     Raises: StrategyError for an unknown or repeated name, and for what is no number > 0 (comm: >= 0).
@@ -34,6 +35,14 @@ def parse_costs(text: str = "", *, where: str = "--costs") -> Costs:
             rule = "is given twice" if name in found else "has no value"
             raise StrategyError(where=where, field="cost", value=name, rule=rule, fix=_FIX)
         found[name] = _number(name, value, found, where=where)
+    if "B" in found:
+        halves = {"BI": found["B"] / 2, "BW": found["B"] / 2}
+        if found.keys() & halves.keys():
+            raise StrategyError(
+                where=where, field="B", value=str(found["B"]), rule="is BI + BW, which is given too",
+                fix="give either B, or BI and BW",
+            )  # fmt: skip
+        found |= halves
     costs = {"F": Fraction(1), "BI": Fraction(1), "BW": Fraction(1), "comm": Fraction(0)} | found
     costs["B"] = costs["BI"] + costs["BW"]
     costs.setdefault("FB", costs["F"] + costs["B"])
@@ -57,6 +66,8 @@ def _number(name: str, text: str, known: Mapping[str, Fraction], *, where: str) 
 def _term(text: str, known: Mapping[str, Fraction]) -> Fraction:
     if text in {"F", "BI", "BW"}:
         return known.get(text, Fraction(1))
+    if text == "B" and "B" in known:
+        return known["B"]
     if text == "B":
         return known.get("BI", Fraction(1)) + known.get("BW", Fraction(1))
     if len(text.lower().partition("e")[2]) > _LONGEST_EXPONENT:

@@ -4,6 +4,7 @@
 rank at the other end of a transfer, and may be empty. Tasks of a rank with the same order start together:
 passes that overlap, or transfers of one group. Without a column `order` the lines are in order. Transfers may
 also be `send` and `recv` with a peer and a column `tensor` in place of stage and microbatch.
+A column `slot` in place of `order` says when a pass runs, in slots that take one pass each: a timetable.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from cost_models.errors import nearest, whole_number
 from piper.errors import StrategyError
 from piper.schedules.entries import LISTED_KINDS, NOT_KEPT, TRANSFER_KINDS, Entries, Entry, Transfer
 from simulator.plan.task import NONE, TaskKind, TaskName
 
-COLUMNS = ("rank", "order", "op", "stage", "microbatch", "peer", "tensor")
+COLUMNS = ("rank", "order", "op", "stage", "microbatch", "peer", "tensor", "slot")
 _TENSOR_KINDS = {"SEND": TaskKind.SEND_F, "RECV": TaskKind.RECV_F}
 _OPS = (*LISTED_KINDS, *NOT_KEPT, *_TENSOR_KINDS)
 _MOST = 10**9
@@ -53,7 +55,7 @@ def write(entries: Entries) -> str:
     """Return the table of entries: the inverse of `read`."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS[:-1])
+    writer.writerow(COLUMNS[:-2])
     for rank, row in enumerate(entries):
         for order, entry in enumerate(row):
             for task in entry.passes:
@@ -86,8 +88,12 @@ def _lines(text: str, where: str) -> Iterator[tuple[int, int | None, Entry]]:
                 )
             values = dict(zip(header, stripped, strict=True))
             rank = _number(values, "rank", where=place, most=_MOST_RANKS)
-            order = _number(values, "order", where=place) if "order" in values else None
-            yield rank, order, _entry(values, rank, line=reader.line_num, where=place)
+            when = next((name for name in ("slot", "order") if name in values), None)
+            order = None if when is None else _number(values, when, where=place)
+            entry = _entry(values, rank, line=reader.line_num, where=place)
+            if when == "slot" and order is not None:
+                entry = replace(entry, slot=order)
+            yield rank, order, entry
     except csv.Error as error:
         raise _bad(f"{where}:{reader.line_num}", "line", str(error), rule="is no CSV") from error
 
@@ -103,6 +109,8 @@ def _header(names: list[str], *, where: str) -> list[str]:
     for name in ("rank", "op"):
         if name not in names:
             raise _bad(where, "columns", ",".join(names), rule=f"must have {name}")
+    if {"slot", "order"} <= set(names):
+        raise _bad(where, "columns", ",".join(names), rule="must have only one of order and slot")
     return names
 
 
@@ -137,8 +145,9 @@ def _together(first: Entry, second: Entry, *, where: str, order: int) -> Entry:
     if bool(first.passes) is not bool(second.passes):
         raise _bad(where, "order", order, rule="joins a pass and a transfer, which cannot start together")
     return Entry(
-        passes=first.passes + second.passes, transfers=first.transfers + second.transfers, line=first.line
-    )
+        passes=first.passes + second.passes, transfers=first.transfers + second.transfers, line=first.line,
+        slot=first.slot,
+    )  # fmt: skip
 
 
 def _number(values: Mapping[str, str], name: str, *, where: str, most: int = _MOST) -> int:

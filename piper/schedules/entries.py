@@ -83,11 +83,13 @@ class Entry:
         passes: passes that overlap, usually one.
         transfers: transfers that one call posts, usually one.
         line: of the file, from 1; 0 where there is no file.
+        slot: when the passes run, counted in slots of one pass each; NONE where the file does not say.
     """
 
     passes: Slot = ()
     transfers: tuple[Transfer, ...] = ()
     line: int = 0
+    slot: int = NONE
 
     @property
     def code(self) -> str:

@@ -4,6 +4,9 @@
 A rank does what its list says in order. A send ends when the other rank has come to the receive, a receive
 when the other rank has come to the send; the transfers of one group end together. No message is buffered, so
 what passes here cannot hang where messages are.
+[Note: timetables]
+Where a file gives slots, each takes one pass, whose result any rank may use from the next slot on. Rows that
+can run do not make every timetable of them possible.
 [Note: excerpts]
 A file in which no stage runs its first microbatch forward shows a part of a step: what it does not list is
 taken as done, and nothing is reported as missing.
@@ -42,6 +45,7 @@ def file_violations(file: ScheduleFile) -> tuple[str, ...]:
                 file.rows, stages=stages, num_microbatches=file.num_microbatches, copies=file.copies
             )
         )
+    found += _broken_timetable(file)
     ends = _ends(file)
     found += _bad_transfers(file, ends)
     if file.lists_transfers and not file.is_excerpt and not found:
@@ -56,6 +60,33 @@ def _repeated_passes(file: ScheduleFile) -> Iterator[str]:
             if task in seen:
                 yield f"{task.code} of rank {rank} stands there twice"
             seen.add(task)
+
+
+def _broken_timetable(file: ScheduleFile) -> Iterator[str]:
+    """Yield slots with two passes, and passes before their inputs; see [Note: timetables]."""
+    slots: dict[_Pass, int] = {}
+    for rank, row in enumerate(file.entries):
+        for entry in row:
+            if entry.slot != NONE and len(entry.passes) > 1:
+                yield f"rank {rank} runs {entry.code} in slot {entry.slot}, which takes one pass"
+            slots.update({(task.kind, task.stage, task.microbatch): entry.slot for task in entry.passes})
+    for task, slot in slots.items():
+        for need in _inputs(*task):
+            if need in slots and NONE not in {slot, slots[need]} and slot <= slots[need]:
+                code, other = (TaskName(kind=k, stage=s, microbatch=m).code for k, s, m in (task, need))
+                yield f"{code} runs in slot {slot}, but {other}, which it needs, in slot {slots[need]}"
+
+
+def _inputs(kind: TaskKind, stage: int, microbatch: int) -> Iterator[_Pass]:
+    """Yield the passes whose results a pass uses, those of the stage itself and of its neighbour."""
+    if kind is TaskKind.F:
+        yield TaskKind.F, stage - 1, microbatch
+    elif kind is TaskKind.BW:
+        yield TaskKind.BI, stage, microbatch
+    else:
+        yield TaskKind.F, stage, microbatch
+        yield TaskKind.B, stage + 1, microbatch
+        yield TaskKind.BI, stage + 1, microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

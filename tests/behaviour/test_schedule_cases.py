@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from piper.cli import main
 from piper.errors import StrategyError
 from piper.graph import Units, default_cut
-from piper.schedules import schedule_rows
+from piper.schedules import parse_costs, schedule_rows
+from piper.schedules.preview import preview_schedule
 from simulator.plan import Plan
 from simulator.plan.check import check_plan
-from simulator.plan.task import TaskKind
+from simulator.plan.task import TaskKind, TaskName
 from tests.jobs import compiled
 
 
@@ -82,3 +84,40 @@ def test_a_table_that_starts_backwards_too_early_is_rejected(
     file.write_text("\n".join(early) + "\n")
     assert main(["check", str(file)]) == 4
     assert "circular wait" in capsys.readouterr().err
+
+
+def timetable(path: Path, cells: Iterable[tuple[int, int, TaskName]]) -> str:
+    """Write rank, slot and pass of each cell as a schedule file."""
+    lines = [f"{rank},{slot},{task.kind.name},{task.stage},{task.microbatch}" for rank, slot, task in cells]
+    path.write_text("\n".join(["rank,slot,op,stage,microbatch", *lines]) + "\n")
+    return str(path)
+
+
+def test_1f1b_of_8_ranks_and_32_microbatches_is_possible_in_78_slots_but_not_in_71(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """71 = 7 + 2 x 32: rank r runs F and B in turn from slot r on, with gradients that nobody made yet."""
+    found = preview_schedule("1f1b", num_pipeline_ranks=8, num_microbatches=32, costs=parse_costs("F=1,B=1"))
+    spans = [(rank, span) for rank, row in enumerate(found.spans) for span in row]
+    possible = [(rank, int(span.start), task) for rank, span in spans for task in span.tasks]
+    assert max(slot for _, slot, _ in possible) + 1 == 78
+    assert main(["check", timetable(tmp_path / "78.csv", possible)]) == 0
+    in_turn = [
+        (rank, rank + 2 * m + late, TaskName(kind=kind, stage=rank, microbatch=m))
+        for rank in range(8)
+        for m in range(32)
+        for late, kind in enumerate((TaskKind.F, TaskKind.B))
+    ]
+    assert max(slot for _, slot, _ in in_turn) + 1 == 71
+    assert main(["check", timetable(tmp_path / "71.csv", in_turn)]) == 4
+    assert "0B0 runs in slot 1, but 1B0, which it needs, in slot 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(27, 2), (27, 8), (61, 4)])
+def test_a_plan_of_layers_that_do_not_divide_runs_each_of_them_once(layers: int, stages: int) -> None:
+    plan = compiled(f"pp={stages}", layers=layers, global_batch=2)
+    assert check_plan(plan) == []
+    homes = [segment.stage for segment in plan.segments]
+    assert homes == sorted(homes)
+    assert len(homes) == layers + 2
+    assert set(homes) == set(range(stages))

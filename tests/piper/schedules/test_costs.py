@@ -19,6 +19,13 @@ def test_costs_are_kept_exact():
     assert costs["FB"] == Fraction(1, 10) + Fraction(8, 15)
 
 
+def test_a_whole_backward_is_halved_unless_its_halves_are_given():
+    assert parse_costs("F=1,B=1") == parse_costs("F=1,BI=1/2,BW=0.5")
+    assert parse_costs("B=3,FB=F+B")["FB"] == 4
+    with pytest.raises(StrategyError, match=r"is BI \+ BW, which is given too"):
+        parse_costs("B=2,BI=1")
+
+
 def test_an_overlapped_slot_costs_a_number_or_a_sum():
     assert parse_costs("F=2,BI=3,FB=F+BI")["FB"] == 5
     assert parse_costs("F=2,FB=B+0.5")["FB"] == Fraction(5, 2)

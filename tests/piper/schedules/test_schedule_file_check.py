@@ -2,6 +2,7 @@
 
 import pytest
 
+from piper.errors import StrategyError
 from piper.schedules.file_check import file_violations
 from piper.schedules.schedule_file import load_schedule_file
 
@@ -158,3 +159,25 @@ def test_a_stage_that_nobody_runs_is_named(violations):
 
 def test_a_pass_listed_twice_in_an_excerpt_is_said(violations):
     assert violations("0F3,0F4\n1F3,1F3\n") == ("1F3 of rank 1 stands there twice",)
+
+
+TIMETABLE = "rank,slot,op,stage,microbatch\n0,0,F,0,0\n0,{b},B,0,0\n1,{f},F,1,0\n1,2,B,1,0\n"
+
+
+def test_a_timetable_keeps_one_slot_between_a_pass_and_whatever_needs_it(violations):
+    assert violations(TIMETABLE.format(f=1, b=3)) == ()
+    assert violations(TIMETABLE.format(f=0, b=3)) == (
+        "1F0 runs in slot 0, but 0F0, which it needs, in slot 0",
+    )
+    assert violations(TIMETABLE.format(f=1, b=2)) == (
+        "0B0 runs in slot 2, but 1B0, which it needs, in slot 2",
+    )
+
+
+def test_a_slot_of_a_timetable_takes_one_pass(violations):
+    assert "rank 1 runs 1F0 + 1B0 in slot 2, which takes one pass" in violations(TIMETABLE.format(f=2, b=3))
+
+
+def test_a_timetable_is_not_given_an_order_too(violations):
+    with pytest.raises(StrategyError, match="must have only one of order and slot"):
+        violations("rank,slot,order,op,stage,microbatch\n0,0,0,F,0,0\n")
