@@ -18,8 +18,11 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
     lowest number. The members of a list are replicas, or, where a `shard_tensor` cuts regions over them,
     the ranks of the axis tp; a `shard` distributes experts over all of them.
 
+    A place all of whose stages a later one places again is left out first.
+
     Raises: StrategyError for lists that contradict each other.
     """
+    directives = _without_overridden(directives)
     places = [d for d in directives if isinstance(d, Place)]
     listed = [place for place in places if place.devices is not None]
     lists = sorted({place.devices for place in listed if place.devices is not None})
@@ -57,6 +60,19 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
         for d in directives
     )
     return placed if stated else (mesh, *(_over_whole_groups(d, size) for d in placed))
+
+
+def _without_overridden(directives: Sequence[Directive]) -> tuple[Directive, ...]:
+    """Return directives without the device lists that later ones override for all their stages."""
+    kept: list[Directive] = []
+    placed: set[int] = set()
+    for directive in reversed(directives):
+        if isinstance(directive, Place) and directive.devices is not None and directive.is_whole:
+            if placed.issuperset(directive.stages):
+                continue
+            placed.update(directive.stages)
+        kept.append(directive)
+    return tuple(reversed(kept))
 
 
 def _cuts_tensors(directives: Sequence[Directive]) -> bool:

@@ -58,3 +58,12 @@ def test_the_later_of_two_places_of_a_stage_counts() -> None:
 
     assert stages(mesh, *homes, third, again) == [(0, 1), (2,)]
     assert stages(mesh, again, *homes, third) == [(0,), (1, 2)]
+
+
+def test_a_device_list_that_a_later_one_overrides_adds_no_pipeline_rank() -> None:
+    listed = [
+        {"op": "place", "filter": {"PP": stage}, "devices": [home]}
+        for stage, home in ((0, 0), (1, 1), (2, 2), (1, 0))
+    ]
+    draft = Draft(choose=random.Random(0), directives=listed, global_batch=4)
+    assert [device.stages for device in compile_drawn(draft).device_plans] == [(0, 1), (2,)]

@@ -148,7 +148,7 @@ CUT = {"shard_params": True, "shard_grads": True}
 def test_passes_of_a_bucket_that_follow_each_other_share_its_gather_and_backwards_its_scatter() -> None:
     """All forwards, then all backwards: one gather and one scatter. In turn: a scatter for each backward."""
     one_bucket = REPLICATE | CUT | {"bucket_mb": 1000}
-    job = {"layers": 4, "global_batch": 6}
+    job: dict[str, Any] = {"layers": 4, "global_batch": 6}
     for codes, scatters in [
         (("0F0", "0F1", "0F2", "0B0", "0B1", "0B2"), 1),
         (("0F0", "0B0", "0F1", "0B1", "0F2", "0B2"), 3),
@@ -216,7 +216,7 @@ EXPERTS: Entry = {"op": "shard", "filter": {"EP": "*"}, "devices": [0, 1], "stre
 
 
 def test_experts_exchange_on_both_sides_in_forward_and_in_whole_and_input_backwards_only() -> None:
-    job = {"regions": "experts", "layers": 2}
+    job: dict[str, Any] = {"regions": "experts", "layers": 2}
     plan = lowered(*places([0, 1]), split(), REPLICATE, EXPERTS, order(*ROW), **job)
     device = plan.device_plans[0]
     exchanges = [code for code, _ in tasks(device, K.ALL_TO_ALL)]
@@ -227,7 +227,7 @@ def test_experts_exchange_on_both_sides_in_forward_and_in_whole_and_input_backwa
 
 
 def test_gradients_of_owned_experts_are_not_reduced_wherever_shard_stands_in_the_file() -> None:
-    job = {"regions": "experts", "layers": 1}
+    job: dict[str, Any] = {"regions": "experts", "layers": 1}
     behind = lowered(*places([0, 1]), split(), REPLICATE, EXPERTS, **job)
     before = lowered(EXPERTS, *places([0, 1]), split(), REPLICATE, **job)
     for plan in (behind, before):
@@ -257,7 +257,7 @@ def test_experts_that_begin_a_stage_exchange_on_that_side_too() -> None:
 def test_tensor_regions_reduce_in_whole_and_input_backwards_and_not_for_weights() -> None:
     cut = {"op": "shard_tensor", "filter": {"TP": "*"}, "sequence_parallel": False}
     mesh = {"op": "mesh", "axes": {"tp": 2}}
-    job = {"regions": "dense", "layers": 1, "dp": 1, "global_batch": 2}
+    job: dict[str, Any] = {"regions": "dense", "layers": 1, "dp": 1, "global_batch": 2}
     device = lowered(mesh, split(), cut, order(*ROW), **job).device_plans[0]
     codes = [code for code, _ in tasks(device, K.ALL_REDUCE)]
     assert Counter(code.partition("/")[0] for code in codes) == dict.fromkeys(
