@@ -495,6 +495,22 @@ LIFTED: dict[str, tuple[str, list[Entry]]] = {
             op("order", filters=slots("0F0", "0BI0", "0BW0", "0F1", "0BI1", "0BW1")),
         ],
     ),
+    "buckets beside regions of experts": (
+        "experts have buckets of their own",
+        [
+            op("mesh", axes={"dp": 2, "ep": 2}),
+            op("replicate", filter={}, shard_params=True, bucket_size=1),
+            op("shard", filter={"EP": "*"}),
+        ],
+    ),
+    "tensor parallelism of a model for one device": (
+        "the cut of each parameter follows from the model",
+        [op("mesh", axes={"tp": 2}), op("shard_tensor", filter={"TP": "*"})],
+    ),
+    "a pipeline stage of several segments in ZeRO-3": (
+        "units are gathered one after the other, and kept where a backward follows its forward",
+        [op("mesh", axes={"pp": 2, "dp": 2}), op("replicate", filter={}, shard_params=True)],
+    ),
     "recomputation": ("a directive", [op("mesh", axes={"pp": 1}), op("recompute", filter={"LAYER": "*"})]),
     "ZeRO-1": (
         "shard_optimizer",

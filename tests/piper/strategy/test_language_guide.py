@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections import Counter
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +78,19 @@ def test_every_field_of_a_directive_is_in_its_table(op: str) -> None:
     assert set(DIRECTIVES[op].keys) - aliases <= named
     assert named <= set(DIRECTIVES[op].keys)
     assert "Conflicts: " in text
+
+
+@pytest.mark.parametrize("op", DIRECTIVES)
+def test_what_a_table_says_of_fields_left_out_is_their_default(op: str) -> None:
+    defaults = {field.name: field.default for field in fields(DIRECTIVES[op])}
+    stated = {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
+    for names, told in re.findall(r"^\| (`.*?`.*?) \|.*\| (.*?) \|$", section(f"### {op}"), re.MULTILINE):
+        for name in names.split("`")[1::2]:
+            if name in stated:
+                default = stated[name]
+                text = default if isinstance(default, str) else f"{default:g}"
+                text = str(default).lower() if isinstance(default, bool) else text
+                assert told.replace("`", "").split(";")[0] == text, name
 
 
 def test_every_key_of_the_shorthand_is_in_its_table() -> None:
@@ -228,6 +242,15 @@ def test_groups_of_the_examples_are_those_that_the_texts_name() -> None:
     assert groups("context_parallel", "cp") == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert (0, 1, 2, 3, 4, 5, 6, 7) in groups("context_parallel", "dp")
     assert [device.stages for device in plan_of("dualpipe_v_ep").device_plans] == [(0, 3), (1, 2)]
+
+
+def test_buckets_of_ddp_are_reduced_while_the_backward_of_others_goes_on() -> None:
+    device = plan_of("ddp").device_plans[0]
+    tasks = list(device.tasks)
+    last = max(at for at, task in enumerate(tasks) if task.kind is TaskKind.B)
+    waited = [task.waits for task in tasks if task.kind is TaskKind.ALL_REDUCE and task.bucket >= 0]
+    assert [last in waits for waits in waited] == [False, False, False, True]
+    assert min(task.size_bytes for task in tasks if task.kind is TaskKind.ALL_REDUCE) == 4
 
 
 def test_rules_of_streams_reach_the_plan_of_dualpipe_v() -> None:
