@@ -61,7 +61,17 @@ def _places(resolved: Resolved, listed: Sequence[Place]) -> tuple[Place, ...]:
 
 
 def _scheduled_stages(resolved: Resolved) -> tuple[tuple[int, ...], ...]:
-    """Return the stages whose first home each pipeline rank is, as the schedule lays them."""
+    """Return the stages whose first home each pipeline rank is, as the schedule lays them.
+
+    Raises: StrategyError when a rank cannot hold a stage of every copy.
+    """
+    number = _copies(resolved).count
+    if resolved.vp % number:
+        raise StrategyError(
+            where=resolved.strategy.line_of(Order), field="vp", value=resolved.vp,
+            rule=f"does not divide into the {number} copies of the model that {_layout(resolved)} places",
+            fix=f"leave vp out, or give a multiple of {number}",
+        )  # fmt: skip
     virtual = stages_of(
         _layout(resolved),
         num_pipeline_ranks=resolved.pp,

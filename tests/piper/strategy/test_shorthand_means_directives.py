@@ -155,3 +155,12 @@ def test_a_schedule_that_the_places_contradict_names_the_stages(tmp_path: Path) 
         compiled(str(path), model=dense, global_batch=8)
     assert caught.value.where == f"{path}:7"
     assert "[[0, 3], [1, 2]]" in caught.value.fix
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3])
+@pytest.mark.parametrize("vp", [1, 3])
+def test_a_rank_that_cannot_hold_a_stage_of_each_copy_is_refused(pp: int, vp: int) -> None:
+    with pytest.raises(StrategyError) as caught:
+        compiled(f"pp={pp},vp={vp},schedule=dualpipe", model=dense)
+    assert (caught.value.field, caught.value.value) == ("vp", vp)
+    assert "2 copies" in caught.value.rule
