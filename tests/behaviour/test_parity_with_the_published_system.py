@@ -323,3 +323,36 @@ def test_a_shared_parameter_is_summed_over_the_stages_on_other_devices_only() ->
     assert ("pp", ((0, 4), (1, 5))) in [(group.axis, group.members) for group in apart.groups]
     together = lowered(*places([0, 1], [0, 1]), split(), REPLICATE, tied=True, homes=(0, 0))
     assert not [code for code in together.device_plans[0].codes() if "@tied" in code]
+
+
+def test_a_device_list_over_which_regions_are_cut_is_the_tensor_axis_of_every_stage() -> None:
+    """As in the published system's files: equal inputs on both members, no reduction over replicas."""
+    cuts = [
+        {"op": "shard_tensor", "filter": {"PP": stage, "TP": "*"}, "devices": group, "stream": "tp_stream"}
+        for stage, group in enumerate(([0, 1], [2, 3]))
+    ]
+    job: dict[str, Any] = {"regions": "dense", "layers": 2, "pp": 2, "dp": 1, "global_batch": 2}
+    plan = lowered(*places([0, 1], [2, 3]), *cuts, split(), homes=(0, 1), **job)
+    assert dict(plan.mesh.axes) == {"tp": 2, "cp": 1, "dp": 1, "pp": 2}
+    for device in plan.device_plans:
+        streams = {device.streams[task.stream] for _, task in tasks(device, K.ALL_REDUCE)}
+        assert streams == {"tp_stream"}
+        assert counted(device, K.ALL_REDUCE) == 2 * 2 * 2
+
+
+def test_sends_follow_their_pass_at_once_and_reductions_the_last_backward_of_their_bucket() -> None:
+    """The order of dispatch, the same on all members of a group as they share one device plan."""
+    named = {"op": "order", "schedule": "interleaved_1f1b"}
+    groups = places([0, 1], [2, 3], [0, 1], [2, 3])
+    plan = lowered(*groups, split(), REPLICATE, named, pp=2, homes=(0, 1, 0, 1), global_batch=4)
+    assert plan.replicas == 2
+    assert len(plan.device_plans) == 2
+    for device in plan.device_plans:
+        listed = tasks(device)
+        for number, (_, task) in enumerate(listed):
+            if task.kind in {K.SEND_F, K.SEND_B}:
+                before = listed[number - 1][1]
+                assert (before.stage, before.microbatch) == (task.stage, task.microbatch)
+        reduced = [number for number, (_, task) in enumerate(listed) if task.kind is K.ALL_REDUCE]
+        backward = [number for number, (_, task) in enumerate(listed) if task.kind is K.B]
+        assert reduced[0] < backward[-1] < reduced[1]
