@@ -95,7 +95,8 @@ class Mesh(Directive):
     def apply(self, graph: Graph) -> Graph:
         """Set the mesh of the graph, or state that of some stages."""
         if self.filter is None:
-            return replace(graph, mesh=RankMesh(axes=tuple((name, self.size(name)) for name in AXES)))
+            axes = tuple((name, self.size(name)) for name in AXES)
+            return replace(graph, mesh=RankMesh(axes=axes), mesh_line=self.where)
         wanted = graph.placed_mesh.num_ranks // graph.num_pipeline_ranks
         if self.ranks_of_stage != wanted:
             raise StrategyError(

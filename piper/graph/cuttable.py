@@ -43,6 +43,18 @@ def require_cuttable(graph: Graph, shares: Shares) -> None:
             )  # fmt: skip
 
 
+def require_used_axes(graph: Graph) -> None:
+    """Raise for an axis over which nothing is cut: its ranks would repeat the same work."""
+    cut = {"tp": ("shard_tensor", graph.tensor_shardings), "cp": ("shard_sequence", graph.sequence_shardings)}
+    for axis, (op, facts) in cut.items():
+        if graph.placed_mesh.size(axis) > 1 and not facts and not graph.stage_meshes:
+            raise StrategyError(
+                where=graph.mesh_line, field=f"mesh.axes.{axis}", value=graph.placed_mesh.size(axis),
+                rule=f"is an axis over which no {op} cuts anything: its ranks would repeat the same work",
+                fix=f'add {{"op": "{op}", "filter": {{"{axis.upper()}": "*"}}}}, or leave {axis} out',
+            )  # fmt: skip
+
+
 def _check_experts(graph: Graph, shares: Shares) -> None:
     for number, fact in shares.expert_of.items():
         if shares.degree("tp", number) > 1 and not shares.sequence_parallel:

@@ -142,6 +142,7 @@ class Graph:
         rows: order of compute tasks per pipeline rank; until the order is completed, some or all tasks of
             a rank may be missing.
         row_lines: file and line of each row ("": not stated).
+        mesh_line: file and line of the mesh.
         schedule: name of the order.
         clip_grad_norm: largest global gradient norm, or None.
         dtype, optimizer: of the training.
@@ -168,6 +169,7 @@ class Graph:
     groups: tuple[Group, ...] = ()
     rows: Rows = ()
     row_lines: tuple[str, ...] = ()
+    mesh_line: str = "strategy"
     schedule: str = ""
     clip_grad_norm: float | None = None
     dtype: str = "bf16"

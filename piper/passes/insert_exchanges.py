@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cost_models.ops import OpKind
-from piper.graph.cuttable import require_cuttable
+from piper.graph.cuttable import require_cuttable, require_used_axes
 from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
 from piper.graph.graph import Graph, GraphEdge, Node
 from piper.graph.rank_groups import context_group, expert_group, on_stream, tensor_group
@@ -49,6 +49,7 @@ class InsertExchanges:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with exchanges; raises StrategyError where a region cannot be cut as stated."""
+        require_used_axes(graph)
         if not (graph.tensor_shardings or graph.expert_shardings or graph.sequence_shardings):
             return graph
         shares = Shares(graph=graph)

@@ -26,6 +26,7 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     Raises: StrategyError when the cut or the schedule does not suit the model.
     """
     stated = resolved.strategy.directives
+    _require_experts(resolved)
     listed = [d for d in stated if isinstance(d, Place)]
     places = _places(resolved, listed)
     counts = _unit_counts(resolved, places, model)
@@ -47,7 +48,22 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
 
 def _mesh(resolved: Resolved) -> Mesh:
     axes = {"tp": resolved.tp, "cp": resolved.cp, "dp": resolved.dp, "pp": resolved.pp}
-    return Mesh(axes=tuple((name, size) for name, size in axes.items() if size > 1 or name in {"dp", "pp"}))
+    named = tuple((name, size) for name, size in axes.items() if size > 1 or name in {"dp", "pp"})
+    return Mesh(axes=named, where=resolved.strategy.line_of(Mesh))
+
+
+def _require_experts(resolved: Resolved) -> None:
+    """Raise for expert axes of a file that no shard uses."""
+    stated = resolved.strategy.directives
+    sizes = {"ep": resolved.shorthand.ep or 1, "etp": resolved.shorthand.etp or 1}
+    if not stated or max(sizes.values()) == 1 or any(isinstance(d, Shard) for d in stated):
+        return
+    axis = max(sizes, key=lambda name: sizes[name])
+    raise StrategyError(
+        where=resolved.strategy.line_of(Mesh), field=f"mesh.axes.{axis}", value=sizes[axis],
+        rule="is an axis for experts, but no shard distributes any",
+        fix=f'add {{"op": "shard", "filter": {{"EP": "*"}}}}, or leave {axis} out',
+    )  # fmt: skip
 
 
 def _is_stage_mesh(directive: Directive) -> bool:

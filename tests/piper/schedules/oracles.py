@@ -39,7 +39,10 @@ def parse(code: str) -> tuple[int, str, int]:
 def dataflow_times(
     rows: Sequence[Sequence[Slot]], costs: Mapping[str, Fraction], *, num_stages: int
 ) -> dict[str, tuple[Fraction, Fraction]]:
-    """Return start and end of every pass: as early as row order and dataflow with latency `comm` allow."""
+    """Return start and end of every pass: as early as row order and dataflow with latency `comm` allow.
+
+    `num_stages`: of the model; virtual stages behind them belong to further copies of it.
+    """
     rank_of = {code: rank for rank, row in enumerate(rows) for slot in row for code in _codes(slot)}
     times: dict[str, tuple[Fraction, Fraction]] = {}
     place = [0] * len(rows)
@@ -100,11 +103,11 @@ def _codes(slot: Slot) -> list[str]:
 def _needs(code: str, rank_of: Mapping[str, int], num_stages: int) -> list[str]:
     stage, kind, microbatch = parse(code)
     if kind == "F":
-        return [f"{stage - 1}F{microbatch}"] if stage else []
+        return [f"{stage - 1}F{microbatch}"] if stage % num_stages else []
     if kind == "BW":
         return [f"{stage}BI{microbatch}"]
     needs = [f"{stage}F{microbatch}"]
-    if stage < num_stages - 1:
+    if stage % num_stages < num_stages - 1:
         behind = (f"{stage + 1}{letter}{microbatch}" for letter in ("B", "BI"))
         needs += [need for need in behind if need in rank_of]
     return needs

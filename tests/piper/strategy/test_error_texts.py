@@ -407,7 +407,10 @@ def test_a_broken_file_is_refused_with_line_field_rule_and_fix(
 
 
 LIFTED: dict[str, tuple[str, list[Entry]]] = {
-    "a strategy without place": ("the default cut, in the order of the pipeline ranks", [MESH, REPLICATE]),
+    "a strategy without place": (
+        "the default cut, in the order of the pipeline ranks",
+        [MESH, REPLICATE, op("shard_tensor", filter={"TP": "*"})],
+    ),
     "a strategy without split": ("microbatches by the size of one", [op("mesh", axes={"pp": 2})]),
     "a pipeline without order": (
         "1F1B, or interleaved 1F1B",
