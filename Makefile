@@ -39,7 +39,7 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@echo "test-slow: the long tests"
-	$(BIN)/python -m pytest -q -m "slow and not gpu"; status=$$?; [ $$status -eq 5 ] && echo "test-slow: no long tests yet" || exit $$status
+	$(BIN)/python -m pytest -q -n auto -m "slow and not gpu"; status=$$?; [ $$status -eq 5 ] && echo "test-slow: no long tests yet" || exit $$status
 
 check: $(STAMP)
 	@echo "check: lint, formatting, types, import rules, sizes"
