@@ -39,6 +39,7 @@ def require_runnable(plan: Plan) -> None:
             raise _refused(f"{axis}={plan.mesh.size(axis)}", f"run with {axis}=1")
     for device in plan.device_plans:
         _check_kinds(device)
+        _check_recomputation(device)
         _check_buckets(plan, device)
 
 
@@ -53,6 +54,17 @@ def _check_kinds(device: DevicePlan) -> None:
         raise _refused("collectives within microbatches", "use zero=0 or zero=1, reduced once per step")
     if np.any((table.kind == int(TaskKind.F)) & (table.part != NONE)):
         raise _refused("the forward of a stage in parts", "leave out what cuts stages into parts")
+
+
+def _check_recomputation(device: DevicePlan) -> None:
+    """Refuse an R that makes again less than its B needs: the runtime repeats the whole part of the stage."""
+    table = device.tasks
+    spans = np.stack([table.stage, table.microbatch, table.first_segment, table.last_segment], axis=1)
+    backward, again = (
+        set(map(tuple, spans[table.kind == int(kind)].tolist())) for kind in (TaskKind.B, TaskKind.R)
+    )
+    if not again <= backward:
+        raise _refused("recompute=selective", "use recompute=full or recompute=none")
 
 
 def _check_buckets(plan: Plan, device: DevicePlan) -> None:

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from piper.errors import JobError
+from piper.graph import CapturedModel
 from piper.runtime.runnable import require_runnable
 from simulator.plan import Mesh, Plan, TaskKind
+from tests.graphs import transformer
 from tests.jobs import compiled
+
+
+def transformer_of(micro_batch: int) -> CapturedModel:
+    return transformer(layers=6, micro_batch=micro_batch)
 
 
 def plan() -> Plan:
@@ -58,6 +64,17 @@ def test_a_forward_in_parts_is_refused() -> None:
     parts = np.where(table.kind == int(TaskKind.F), 0, table.part)
     with pytest.raises(JobError, match="forward of a stage in parts"):
         require_runnable(changed(part=parts))
+
+
+@pytest.mark.parametrize("recompute", ["full", "full:1"])
+def test_parts_made_again_as_a_whole_are_runnable(recompute: str) -> None:
+    require_runnable(compiled(f"pp=2,recompute={recompute}", model=transformer_of, global_batch=4))
+
+
+def test_operations_made_again_on_their_own_are_refused() -> None:
+    found = compiled("pp=2,recompute=selective", model=transformer_of, global_batch=4)
+    with pytest.raises(JobError, match=r"(?s)recompute=selective.*use recompute=full"):
+        require_runnable(found)
 
 
 @pytest.mark.parametrize(
