@@ -130,8 +130,8 @@ class CompiledGraph:
         return WorkTable(self.graph)
 
     @cached_property
-    def _order(self) -> tuple[str, ...]:
-        return topological_order(self.graph)
+    def _place(self) -> dict[str, int]:
+        return {uid: number for number, uid in enumerate(topological_order(self.graph))}
 
     @cached_property
     def _templates(self) -> tuple[DeviceTemplates, ...]:
@@ -140,7 +140,12 @@ class CompiledGraph:
         locals_ = {model.micro_batch: LocalModel(graph=graph, model=model) for model in graph.models}
         return tuple(
             DeviceTemplates(
-                graph=graph, pipeline_rank=rank, works=self._works, locals_=locals_, groups=numbers
+                graph=graph,
+                pipeline_rank=rank,
+                works=self._works,
+                locals_=locals_,
+                groups=numbers,
+                place=self._place,
             )
             for rank in range(len(graph.rows))
         )
@@ -151,7 +156,7 @@ class CompiledGraph:
             Emission(templates=templates, row=row, local_groups=local_groups)
             for templates, row in zip(self._templates, graph.rows, strict=True)
         ]
-        device_plans = emit(emissions, self._order)
+        device_plans = emit(emissions)
         model, listed = graph.model, _in_plan_order(directives)
         return Plan(
             strategy=self.strategy,

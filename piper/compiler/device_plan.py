@@ -22,23 +22,22 @@ COMPUTE_STREAM = 0
 _NOBODY = np.array([NONE], dtype=np.int64)
 
 
-def emit(emissions: Sequence[Emission], order: Sequence[str]) -> tuple[DevicePlan, ...]:
+def emit(emissions: Sequence[Emission]) -> tuple[DevicePlan, ...]:
     """Return the device plans of all pipeline ranks.
 
     Args:
         emissions: one per pipeline rank, fresh.
-        order: uids of all nodes in topological order.
     """
     for emission in emissions:
         statics = static_buffers(emission.graph, emission.pipeline_rank)
         emission.add_buffers(statics, microbatches=_NOBODY, persistent=True)
         add_microbatches(emission)
-    return tuple(_device_plan(emission, emissions, order) for emission in emissions)
+    return tuple(_device_plan(emission, emissions) for emission in emissions)
 
 
-def _device_plan(emission: Emission, emissions: Sequence[Emission], order: Sequence[str]) -> DevicePlan:
+def _device_plan(emission: Emission, emissions: Sequence[Emission]) -> DevicePlan:
     add_chains(emission)
-    add_step_end(emission, order)
+    add_step_end(emission)
     keys = emission.columns.keys()
     rank = np.zeros(len(keys), dtype=np.int64)
     _post_receives(emission, emissions, keys=keys, rank=rank)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from piper.compiler.columns import Numbers, TaskColumns
-from piper.compiler.layout import Layout, lay_out
+from piper.compiler.layout import Layout, RowNames, lay_out
 from piper.compiler.liveness import Buffer
 from piper.compiler.receives import Transfers
 from piper.compiler.templates import DeviceTemplates
@@ -69,9 +69,13 @@ class Emission:
     @cached_property
     def layout(self) -> Layout:
         """Return where each block of the row stands."""
-        keys = dict.fromkeys((name.stage, name.kind) for slot in self.row for name in slot)
-        blocks = {key: self.templates.maker.block(key) for key in keys}
-        return lay_out(self.row, blocks, num_microbatches=len(self.graph.micro_batch_sizes))
+        blocks = {key: self.templates.maker.block(key) for key in self.names.keys}
+        return lay_out(self.names, blocks, num_microbatches=len(self.graph.micro_batch_sizes))
+
+    @cached_property
+    def names(self) -> RowNames:
+        """Return the tasks of the row as columns."""
+        return RowNames.of(self.row)
 
     @cached_property
     def compute_task(self) -> Numbers:

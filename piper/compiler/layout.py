@@ -8,14 +8,14 @@ the other computes. Everything else is dispatched next to a compute task (`Entry
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from piper.compiler.blocks import Block, BlockKey
 from piper.compiler.columns import Numbers
-from simulator.plan import NONE, TaskName
+from simulator.plan import NONE, TaskKind, TaskName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,57 +53,86 @@ class Layout:
         return np.searchsorted(self.first_compute, compute, side="right") - 1
 
 
-def lay_out(
-    row: Sequence[Sequence[TaskName]], blocks: dict[BlockKey, Block], *, num_microbatches: int
-) -> Layout:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowNames:
+    """The tasks of a row as columns, int64 [tasks] each.
+
+    Args:
+        keys: the blocks that the row has, in order of first appearance.
+        key: of each task, its place in `keys`.
+        microbatch, slot: of each task.
+    """
+
+    keys: tuple[BlockKey, ...]
+    key: Numbers
+    microbatch: Numbers
+    slot: Numbers
+
+    @classmethod
+    def of(cls, row: Sequence[Sequence[TaskName]]) -> RowNames:
+        """Return the columns of a row."""
+        names = [name for slot in row for name in slot]
+        kinds = np.array([name.kind for name in names], dtype=np.int64)
+        code = np.array([name.stage for name in names], dtype=np.int64) * _KINDS + kinds
+        distinct, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(
+            keys=tuple((c // _KINDS, TaskKind(c % _KINDS)) for c in distinct[order].tolist()),
+            key=place[inverse],
+            microbatch=np.array([name.microbatch for name in names], dtype=np.int64),
+            slot=np.repeat(np.arange(len(row)), [len(slot) for slot in row]),
+        )
+
+    def by_microbatch(self) -> dict[int, tuple[BlockKey, ...]]:
+        """Return the blocks of each microbatch that the row has, in the order of the row."""
+        order = np.argsort(self.microbatch, kind="stable")
+        found, starts = np.unique(self.microbatch[order], return_index=True)
+        parts = np.split(self.key[order], starts[1:])
+        alike: dict[bytes, tuple[BlockKey, ...]] = {}
+        for part in parts:
+            if part.tobytes() not in alike:
+                alike[part.tobytes()] = tuple(self.keys[number] for number in part.tolist())
+        return {m: alike[part.tobytes()] for m, part in zip(found.tolist(), parts, strict=True)}
+
+
+_KINDS = max(TaskKind) + 1
+
+
+def lay_out(names: RowNames, blocks: Mapping[BlockKey, Block], *, num_microbatches: int) -> Layout:
     """Return where every block of a row stands."""
-    keys = list(blocks)
-    number = {key: i for i, key in enumerate(keys)}
-    sizes = [blocks[key].num_compute for key in keys]
-    slot_of = np.full((len(keys), num_microbatches), NONE, dtype=np.int64)
-    lengths = np.zeros(len(row) + 1, dtype=np.int64)
-    shared: list[tuple[int, tuple[tuple[int, int], ...]]] = []
-    at_key: list[int] = []
-    at_microbatch: list[int] = []
-    at_slot: list[int] = []
-    for index, slot in enumerate(row):
-        total = 0
-        for name in slot:
-            key = number[name.stage, name.kind]
-            total += sizes[key]
-            at_key.append(key)
-            at_microbatch.append(name.microbatch)
-            at_slot.append(index)
-        lengths[index + 1] = total
-        if len(slot) > 1:
-            shared.append((index, tuple((number[n.stage, n.kind], n.microbatch) for n in slot)))
-    first = np.cumsum(lengths)
-    slot_of[at_key, at_microbatch] = at_slot
+    sizes = np.array([blocks[key].num_compute for key in names.keys], dtype=np.int64)
+    num_slots = int(names.slot.max(initial=-1)) + 1
+    lengths = np.zeros(num_slots, dtype=np.int64)
+    np.add.at(lengths, names.slot, sizes[names.key])
+    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    slot_of = np.full((len(names.keys), num_microbatches), NONE, dtype=np.int64)
+    slot_of[names.key, names.microbatch] = names.slot
     compute = [
-        first[slot_of[i]][:, None] + np.arange(sizes[i], dtype=np.int64)[None, :] for i in range(len(keys))
+        first[slot_of[i]][:, None] + np.arange(size, dtype=np.int64)[None, :]
+        for i, size in enumerate(sizes.tolist())
     ]
-    _interleave(shared, sizes, first, compute=compute)
+    _interleave(names, sizes.tolist(), first, compute=compute)
     return Layout(
-        placed={key: Placed(slot=slot_of[i], compute=compute[i]) for key, i in number.items()},
+        placed={key: Placed(slot=slot_of[i], compute=compute[i]) for i, key in enumerate(names.keys)},
         first_compute=first,
     )
 
 
-def _interleave(
-    shared: Sequence[tuple[int, tuple[tuple[int, int], ...]]],
-    sizes: Sequence[int],
-    first: Numbers,
-    *,
-    compute: Sequence[Numbers],
-) -> None:
+def _interleave(names: RowNames, sizes: Sequence[int], first: Numbers, *, compute: Sequence[Numbers]) -> None:
     """Set the numbers of passes that share a slot: spread evenly, ties in the order of the slot."""
     offsets: dict[tuple[int, ...], list[Numbers]] = {}
-    for index, members in shared:
-        kinds = tuple(key for key, _ in members)
+    starts = np.flatnonzero(np.diff(names.slot, prepend=-1))
+    ends = np.append(starts[1:], len(names.slot))
+    for start, end in zip(*(bound[ends - starts > 1].tolist() for bound in (starts, ends)), strict=True):
+        kinds = tuple(names.key[start:end].tolist())
         if kinds not in offsets:
             offsets[kinds] = _spread([sizes[key] for key in kinds])
-        for (key, microbatch), offset in zip(members, offsets[kinds], strict=True):
-            compute[key][microbatch] = first[index] + offset
+        begin = first[names.slot[start]]
+        microbatches = names.microbatch[start:end].tolist()
+        for key, microbatch, offset in zip(kinds, microbatches, offsets[kinds], strict=True):
+            compute[key][microbatch] = begin + offset
 
 
 def _spread(sizes: Sequence[int]) -> list[Numbers]:

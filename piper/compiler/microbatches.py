@@ -42,14 +42,9 @@ def _ahead(template: KindTemplate, compute: Numbers) -> dict[int, Numbers]:
 def _kinds(emission: Emission) -> Mapping[tuple[int, tuple[BlockKey, ...]], list[int]]:
     """Return microbatches by kind: sequences, and blocks in the order of the row."""
     sizes = emission.graph.micro_batch_sizes
-    blocks: list[list[BlockKey]] = [[] for _ in sizes]
-    for slot in emission.row:
-        for name in slot:
-            blocks[name.microbatch].append((name.stage, name.kind))
     found: dict[tuple[int, tuple[BlockKey, ...]], list[int]] = {}
-    for microbatch, keys in enumerate(blocks):
-        if keys:
-            found.setdefault((sizes[microbatch], tuple(keys)), []).append(microbatch)
+    for microbatch, keys in emission.names.by_microbatch().items():
+        found.setdefault((sizes[microbatch], keys), []).append(microbatch)
     return found
 
 

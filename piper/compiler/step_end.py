@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ class _Last:
     task: int
 
 
-def add_step_end(emission: Emission, order: Sequence[str]) -> None:
+def add_step_end(emission: Emission) -> None:
     """Add the tasks that run once per step, in topological order.
 
     A collective among the ranks of this pipeline rank is dispatched right after its last source. All that
@@ -37,11 +37,10 @@ def add_step_end(emission: Emission, order: Sequence[str]) -> None:
     """
     last: dict[str, _Last] = {}
     keys = emission.columns.keys()
-    own = {node.uid: node for node in emission.templates.own if not node.per_microbatch}
-    for number, uid in enumerate(order):
-        node = own.get(uid)
-        if node is not None:
-            last[uid] = _add(emission, node, last, number=number, keys=keys)
+    place = emission.templates.place
+    own = (node for node in emission.templates.own if not node.per_microbatch)
+    for node in sorted(own, key=lambda node: place[node.uid]):
+        last[node.uid] = _add(emission, node, last, number=place[node.uid], keys=keys)
     for uid in [uid for uid in last if emission.graph.node[uid].kind is TaskKind.OFFLOAD]:
         _add_reloaded(emission, uid, last)
 

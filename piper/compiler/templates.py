@@ -66,6 +66,7 @@ class DeviceTemplates:
         works: price keys, shared by all ranks.
         locals_: what a rank holds, by microbatch size.
         groups: number of each rank group by name.
+        place: of every node by uid, in one topological order for all ranks.
     """
 
     graph: Graph
@@ -73,6 +74,7 @@ class DeviceTemplates:
     works: WorkTable
     locals_: Mapping[int, LocalModel]
     groups: Mapping[str, int]
+    place: Mapping[str, int]
     _kinds: dict[tuple[int, tuple[BlockKey, ...]], KindTemplate] = field(default_factory=dict)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper.compiler.blocks import COMPUTE, Block, BlockKey, Entry
-from piper.compiler.layout import lay_out
+from piper.compiler.layout import RowNames, lay_out
 from piper.graph import Node
 from simulator.plan import TaskKind, TaskName
 
@@ -23,9 +23,8 @@ BLOCKS = dict([block(TaskKind.F, 2), block(TaskKind.B, 4)])
 
 
 def test_passes_that_follow_each_other_are_numbered_in_turn() -> None:
-    layout = lay_out(
-        [(name("0F0"),), (name("0F1"),), (name("0B0"),), (name("0B1"),)], BLOCKS, num_microbatches=2
-    )
+    row = [(name(code),) for code in ("0F0", "0F1", "0B0", "0B1")]
+    layout = lay_out(RowNames.of(row), BLOCKS, num_microbatches=2)
     assert layout.placed[0, TaskKind.F].compute.tolist() == [[0, 1], [2, 3]]
     assert layout.placed[0, TaskKind.B].compute.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert layout.placed[0, TaskKind.B].slot.tolist() == [2, 3]
@@ -34,8 +33,16 @@ def test_passes_that_follow_each_other_are_numbered_in_turn() -> None:
 
 
 def test_passes_that_share_a_slot_are_interleaved_evenly() -> None:
-    layout = lay_out([(name("0F0"),), (name("0F1"), name("0B0")), (name("0B1"),)], BLOCKS, num_microbatches=2)
+    row = [(name("0F0"),), (name("0F1"), name("0B0")), (name("0B1"),)]
+    layout = lay_out(RowNames.of(row), BLOCKS, num_microbatches=2)
     shared = dict.fromkeys(layout.placed[0, TaskKind.F].compute[1].tolist(), "F")
     shared |= dict.fromkeys(layout.placed[0, TaskKind.B].compute[0].tolist(), "B")
     assert "".join(shared[number] for number in sorted(shared)) == "BFBBFB"
     assert sorted(shared) == list(range(2, 8))
+
+
+def test_a_microbatch_has_its_blocks_in_the_order_of_the_row() -> None:
+    names = RowNames.of([(name("0F1"),), (name("0B1"), name("0F0"))])
+    forward, backward = (0, TaskKind.F), (0, TaskKind.B)
+    assert names.keys == (forward, backward)
+    assert names.by_microbatch() == {0: (forward,), 1: (forward, backward)}
