@@ -175,8 +175,8 @@ def require_tags(
     for tag in which.tag_names:
         if tag not in known:
             raise StrategyError(
-                where=where, field=field, value=which.source, rule=f"names the tag {tag}",
-                fix=f"the model has the tags {', '.join(known)}: {nearest(tag, known)}",
+                where=where, field=field, value=which.source,
+                rule=f"names the tag {tag}, which nothing in the model has", fix=nearest(tag, known),
             )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def test_a_filter_survives_the_file_form(op: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("which", "rule", "fix"),
     [
-        ({"NOPE": 0}, "names the tag NOPE", "the model has the tags CP, EP, LAYER, PP, TP"),
+        ({"NOPE": 0}, "names the tag NOPE", "known: CP, EP, LAYER, PP, TP"),
         ({"PP": 4}, "matches nothing in the model", "PP up to 3"),
         ({"PP": 0, "EP": 3}, "matches nothing in the model", "EP up to 3"),
     ],
