@@ -7,7 +7,7 @@ of each `shard`; and what is offloaded apart from what is not. One bucket for ea
 first use, unless
 * `bucket_mb` is stated: segments are added, along the model, while the gradients of none of its buckets grow
   beyond it (a segment is never divided);
-* parameters are cut (ZeRO-3): one bucket per unit of the cut (a layer).
+* parameters are cut (ZeRO-3) or wait on the host (`offload`): one bucket per unit of the cut (a layer).
 A parameter that several stages of one pipeline rank use is stored once, with its first stage.
 
 [Note: tied parameters]
@@ -146,14 +146,14 @@ class BucketPlanner:
     def divided(self) -> Mapping[TaskKind, tuple[int, ...]]:
         """Return, per pass (F, B) and segment, a number that changes where a bucket ends its tasks.
 
-        F and B where parameters are cut; B alone where `bucket_mb` is stated, so that reductions overlap.
+        F and B where parameters are fetched before use; B alone where `bucket_mb` is stated, so that
+        reductions overlap.
         """
         rules = self.graph.replications
-        if not any(rule.bucket_bytes is not None or rule.zero >= CUT_PARAMETERS for rule in rules):
+        if not self._fetched and not any(rule.bucket_bytes is not None for rule in rules):
             nothing = (0,) * len(self.graph.stage_of_segment)
             return {TaskKind.F: nothing, TaskKind.B: nothing}
-        cut = {i for rule in rules if rule.zero >= CUT_PARAMETERS for i in rule.segments}
-        forward = tuple(chunk if i in cut else 0 for i, chunk in enumerate(self.chunks))
+        forward = tuple(chunk if i in self._fetched else 0 for i, chunk in enumerate(self.chunks))
         return {TaskKind.F: forward, TaskKind.B: self.chunks}
 
     @cached_property
@@ -178,7 +178,14 @@ class BucketPlanner:
         if rule.bucket_bytes is not None:
             return max(sizes.values(), default=0) > rule.bucket_bytes
         units = self._units
-        return rule.zero >= CUT_PARAMETERS and units[segment] != units[segment - 1]
+        return segment in self._fetched and units[segment] != units[segment - 1]
+
+    @cached_property
+    def _fetched(self) -> frozenset[int]:
+        """Return the segments whose parameters are gathered (ZeRO-3) or reloaded before they are used."""
+        cut = (rule.segments for rule in self.graph.replications if rule.zero >= CUT_PARAMETERS)
+        away = (fact.segments for fact in self.graph.offloadings if fact.what == "params")
+        return frozenset(i for segments in (*cut, *away) for i in segments)
 
     def _grown(self, sizes: Mapping[object, int], segment: int) -> dict[object, int]:
         found = dict(sizes)

@@ -23,6 +23,12 @@ def test_a_shorthand_compiles_to_a_legal_plan(text: str) -> None:
     assert check_plan(compiled(text, gpus=None, global_batch=8)) == []
 
 
+def test_parameters_on_the_host_come_back_unit_by_unit() -> None:
+    plan = compiled("offload=params", layers=4, global_batch=2, gpus=1)
+    reloads = [code for code in plan.device_plans[0].codes() if code.startswith("0RELOAD:F0")]
+    assert len(reloads) == len(plan.device_plans[0].buckets) > 1
+
+
 def test_a_mesh_for_some_stages_is_refused_with_its_line(tmp_path: Path) -> None:
     entries = [
         {"op": "mesh", "axes": {"dp": 2, "pp": 2}},
