@@ -205,9 +205,13 @@ def _neighbour(tasks: Sequence[Task], number: int, gone: set[int]) -> int | None
 
 
 def _instead(tasks: Sequence[Task], wait: int, gone: set[int]) -> set[int]:
-    if wait not in gone:
-        return {wait}
-    return {other for before in tasks[wait].waits for other in _instead(tasks, before, gone)}
+    """Return what to wait for in place of `wait`: the tasks that stay of those it waited for itself."""
+    seen, front = {wait}, [wait]
+    for task in front:
+        if task in gone:
+            front += [before for before in tasks[task].waits if before not in seen]
+            seen.update(tasks[task].waits)
+    return seen - gone
 
 
 def reordered(tasks: Sequence[Task], order: Sequence[int]) -> list[Task]:
