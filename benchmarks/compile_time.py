@@ -6,6 +6,7 @@ import argparse
 import json
 import resource
 import time
+from itertools import count
 from typing import Any
 
 from piper.capture import capture
@@ -14,6 +15,7 @@ from piper.graph import build_graph
 from piper.models import find_model
 from piper.schedules import schedule_rows
 from piper.strategy import Strategy, complete, resolve
+from simulator.plan import Plan
 
 LARGE = "tp=8,pp=16,vp=8,dp=128,zero=1,schedule=interleaved_1f1b"
 GROWING = "pp=4,dp=16,zero=1,schedule=1f1b"
@@ -40,18 +42,24 @@ def main() -> None:
 
 
 def large(repeats: int) -> dict[str, Any]:
-    """Return the shortest times to compile the job, and to emit it in another order."""
+    """Return the shortest times to compile the job, and to make and emit another order; rows included."""
     microbatches, pp, vp = 128, 16, 8
     compiled, compile_s = _shortest(
         lambda: _compiled("llama3.1-405b", LARGE, global_batch=128 * microbatches), repeats
     )
     tasks = sum(len(device.tasks) for device in compiled.plan().device_plans)
-    rows = schedule_rows(
-        "looped_bfs", num_pipeline_ranks=pp, num_microbatches=microbatches, virtual_stages_per_rank=vp
-    )
-    _, reorder_s = _shortest(
-        lambda: compiled.reordered(rows, schedule="looped_bfs", directives=compiled.directives), repeats
-    )
+
+    def reordered() -> Plan:
+        rows = schedule_rows(
+            "looped_bfs",
+            num_pipeline_ranks=pp,
+            num_microbatches=microbatches,
+            virtual_stages_per_rank=vp,
+            where=_fresh(),
+        )
+        return compiled.reordered(rows, schedule="looped_bfs", directives=compiled.directives)
+
+    _, reorder_s = _shortest(reordered, repeats)
     return {
         "tasks": tasks,
         "compile_s": compile_s,
@@ -77,7 +85,11 @@ def growing(microbatches: int, repeats: int) -> dict[str, Any]:
 def _compiled(model: str, text: str, *, global_batch: int) -> tuple[CompiledGraph, float]:
     """Return a job compiled to a plan, and the seconds of that, without capture and reading the strategy."""
     resolved = resolve(
-        Strategy.parse(text), gpus=None, gpus_per_node=8, global_batch=global_batch, micro_batch=1
+        Strategy.parse(text, where=_fresh()),
+        gpus=None,
+        gpus_per_node=8,
+        global_batch=global_batch,
+        micro_batch=1,
     )
     captured = capture(find_model(model), micro_batch=1, seq_len=SEQ_LEN, dtype="bf16")
     start = time.perf_counter()
@@ -89,6 +101,14 @@ def _compiled(model: str, text: str, *, global_batch: int) -> tuple[CompiledGrap
     compiled = rewritten(graph, directives, strategy=text)
     compiled.plan()
     return compiled, time.perf_counter() - start
+
+
+_RUNS = count()
+
+
+def _fresh() -> str:
+    """Return a place that no strategy came from yet: rows are kept by place, and must be made anew."""
+    return f"run {next(_RUNS)}"
 
 
 def _shortest(run: Any, repeats: int) -> tuple[Any, float]:

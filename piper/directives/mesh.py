@@ -111,14 +111,14 @@ class Mesh(Directive):
 
 
 def _axes(value: object, *, where: str) -> dict[str, int]:
-    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)  # noqa: PLR2004
-    if not (isinstance(value, Mapping) or pairs) or not value:
+    pairs = _pairs(value)
+    if not pairs:
         raise StrategyError(
             where=where, field="mesh.axes", value=value, rule="must be an object of axis: size",
             fix='write for example {"pp": 4, "dp": 16}',
         )  # fmt: skip
     found: dict[str, int] = {}
-    for name, size in value.items() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
+    for name, size in pairs:
         if name not in _NAMES:
             raise StrategyError(
                 where=where, field="mesh.axes", value=name, rule="is not an axis",
@@ -129,6 +129,20 @@ def _axes(value: object, *, where: str) -> dict[str, int]:
                 where=where, field="mesh.axes", value=name, rule="is given twice", fix="keep one"
             )
         found[name] = read_whole_number(size, where=where, name=f"mesh.axes.{name}")
+    return found
+
+
+def _pairs(value: object) -> list[tuple[object, object]]:
+    """Return the (axis, size) pairs of an object or of a list of lists; empty for anything else."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    found: list[tuple[object, object]] = []
+    for pair in value if isinstance(value, list) else []:
+        match pair:
+            case [axis, size]:
+                found.append((axis, size))
+            case _:
+                return []
     return found
 
 
