@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "install: creating $(VENV) with the versions of constraints.txt (torch is large: this takes minutes once)"
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "install: Python 3.11 or newer is needed; try: make install PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,hf]' -c constraints.txt
 	$(BIN)/python -m compileall -q piper simulator cost_models
 	@touch $(STAMP)
 
