@@ -3,12 +3,13 @@
 To add a catalogue entry: a YAML file in `catalogue/` (aliases, source, config) and one line in `CATALOGUE`.
 
 To add a family:
-1. `piper/models/<family>_config.py`, free of torch: a frozen dataclass with `from_hf(config, *, where)`,
-   `n_parameters`, `context_length`, `assumed` and `facts(name)`.
-2. `piper/models/<family>.py`: an annotated `nn.Module` taking `(config, seq_len=...)`, with
-   `forward(tokens, labels)` returning the summed token loss in fp32; parameter names as in Hugging Face.
-3. One line in `MODELS` (`builds_on`: the family whose modules it uses), and its class and `model_type` in
-   `ARCHITECTURES`.
+1. `piper/models/families/<family>.py`, free of torch: `read(config, *, where) -> DecoderShape`, which turns
+   the published config into parts that `piper.models.shape` describes.
+2. One line in `MODELS`, and its class and `model_type` in `ARCHITECTURES`.
+3. A small config in `tests/tiny_configs.py`.
+The module is the same for all: `piper.models.decoder.CausalLM`, whose `forward(tokens, labels)` returns the
+summed token loss in fp32. A part that no shape can say yet is a new option of `piper.models.shape` and of
+the file that builds that part, not a module of its own.
 The tests over `MODELS` then check parameter count, capture, and gradients.
 """
 
@@ -23,30 +24,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+DECODER = "piper.models.decoder:CausalLM"
+"""The module of every decoder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Where a family lives, as "module:name", imported on use.
 
     Args:
-        config: its torch-free configuration class.
-        module: its `nn.Module` class.
-        builds_on: family whose modules it uses, or "".
+        reader: its torch-free `(config, *, where) -> DecoderShape`.
+        module: `(shape, *, seq_len) -> nn.Module`.
     """
 
-    config: str
-    module: str
-    builds_on: str = ""
+    reader: str
+    module: str = DECODER
 
 
 MODELS: dict[str, Family] = {
-    "llama": Family(
-        config="piper.models.llama_config:LlamaConfig", module="piper.models.llama:LlamaForCausalLM"
-    ),
-    "mixtral": Family(
-        config="piper.models.mixtral_config:MixtralConfig",
-        module="piper.models.mixtral:MixtralForCausalLM",
-        builds_on="llama",
-    ),
+    "llama": Family(reader="piper.models.families.llama:read"),
+    "mixtral": Family(reader="piper.models.families.mixtral:read"),
 }
 
 ARCHITECTURES: dict[str, str] = {

@@ -21,12 +21,10 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 def build_module(source: ModelSource, *, dtype: str, device: str, seq_len: int | None) -> nn.Module:
     """Return the annotated module of `source`; see `piper.models.build_module`."""
     require_known(dtype, list(TORCH_DTYPES), where=source.where, field="dtype", error=ModelError)
-    if source.family is None:
+    if source.shape is None:
         return _from_factory(source, dtype=dtype, device=device)
-    family = MODELS[source.family]
-    shape = load(family.config).from_hf(source.config, where=source.where)
     with _defaults(dtype=dtype, device=device):
-        module: nn.Module = load(family.module)(shape, seq_len=seq_len)
+        module: nn.Module = load(MODELS[source.shape.family].module)(source.shape, seq_len=seq_len)
     return module
 
 

@@ -9,6 +9,13 @@ from cost_models.errors import as_float, require_positive, require_positive_int
 from piper.errors import ModelError
 
 
+def require(holds: bool, *, where: str, field: str, value: object, rule: str) -> None:
+    """Raise ModelError naming `field` unless `holds`."""
+    if not holds:
+        fix = f"correct {field} in the config (compare with the published config.json)"
+        raise ModelError(where=where, field=field, value=value, rule=rule, fix=fix)
+
+
 class Fields:
     """Reads fields of one JSON object; `assumed` collects those that took their default.
 

@@ -11,6 +11,8 @@ from cost_models.documents import UnreadableError, exists, is_folder, parse_json
 from cost_models.errors import nearest
 from piper.errors import ModelError
 from piper.models import ARCHITECTURES, CATALOGUE, MODELS
+from piper.models.facts import facts_of
+from piper.models.shape import DecoderShape
 from piper.models.source import ModelSource, load, put_working_folder_on_path
 
 LARGEST_DEFAULT_SEQ_LEN = 8192
@@ -52,17 +54,18 @@ def from_config(
 ) -> ModelSource:
     """Return the source of a Hugging Face config; raises ModelError naming architecture or field."""
     family = _family(config, where=where)
-    shape = load(MODELS[family].config).from_hf(config, where=where)
+    shape: DecoderShape = load(MODELS[family].reader)(config, where=where)
     return ModelSource(
         name=name,
         kind=kind,
         where=where,
         family=family,
         config=config,
+        shape=shape,
         context_length=shape.context_length,
         default_seq_len=min(shape.context_length, LARGEST_DEFAULT_SEQ_LEN),
         n_parameters=shape.n_parameters,
-        facts=shape.facts(name),
+        facts=facts_of(shape, name=name),
         assumed=shape.assumed,
         origin=origin,
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import ModelError
+from piper.models.shape import DecoderShape
 from piper.user_code import user_code
 from simulator.plan import ModelFacts
 
@@ -30,6 +30,7 @@ class ModelSource:
         where: the catalogue entry, file or factory text, for messages.
         family: key of `piper.models.MODELS`; None for a factory.
         config: the Hugging Face config; None for a factory.
+        shape: what the config describes; None for a factory.
         factory: "package.module:function"; None for a family.
         context_length: longest sequence that the model was made for; None when unknown (factory).
         default_seq_len: the sequence length when the user gives none; None when unknown (factory).
@@ -43,6 +44,7 @@ class ModelSource:
     where: str
     family: str | None = None
     config: Mapping[str, Any] | None = None
+    shape: DecoderShape | None = None
     factory: str | None = None
     context_length: int | None = None
     default_seq_len: int | None = None
@@ -53,18 +55,11 @@ class ModelSource:
 
     def fingerprint(self) -> str | None:
         """Return a key of everything about the model that decides what capture finds; None: not cacheable."""
-        if self.family is None:
+        if self.shape is None:
             return None
-        from piper.models import MODELS
-
-        parts = [json.dumps(self.config, sort_keys=True)]
-        folder = Path(__file__).parent
-        family = self.family
-        while family:
-            for target in (MODELS[family].config, MODELS[family].module):
-                module = target.partition(":")[0]
-                parts.append((folder / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
-            family = MODELS[family].builds_on
+        parts = [repr(replace(self.shape, assumed=(), notices=()))]
+        files = sorted(Path(__file__).parent.glob("*.py"))
+        parts += [file.read_text(encoding="utf-8") for file in files]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def build(self, *, dtype: str, device: str, seq_len: int | None = None) -> nn.Module:

@@ -58,9 +58,9 @@ def test_tables_list_every_command() -> None:
     assert last_parts(targets) == entries_of("piper/cli") - BORDER_OF_THE_COMMAND_LINE
 
 
-def test_a_model_family_has_a_configuration_and_a_module() -> None:
+def test_a_model_family_has_a_reader_and_a_module() -> None:
     for family in MODELS.values():
-        for target in (family.config, family.module):
+        for target in (family.reader, family.module):
             assert (ROOT / (target.partition(":")[0].replace(".", "/") + ".py")).is_file(), target
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from piper.models import build_module
+from piper.models.families import llama
 from piper.models.find import from_config
-from piper.models.llama import rope_tables
-from piper.models.llama_config import LlamaConfig, RopeScaling
+from piper.models.positions import rope_tables
+from piper.models.shape import RopeScaling, Rotary
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -211,19 +212,24 @@ def test_rotary_tables_reach_to_a_sequence_longer_than_the_context():
 
 
 def test_version_5_configs_give_theta_inside_rope_parameters():
-    new = LlamaConfig.from_hf(
+    new = llama.read(
         {key: value for key, value in CONFIG.items() if key != "rope_theta"}
         | {"rope_parameters": {"rope_theta": 77.0, **LLAMA3_SCALING}},
         where="t",
     )
-    assert new.rope_theta == 77.0
-    assert new.rope_scaling == RopeScaling(
-        kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16
-    )
+    assert {layer.attention.rotary for layer in new.layers} == {
+        Rotary(
+            theta=77.0,
+            dims=8,
+            scaling=RopeScaling(
+                kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16
+            ),
+        )
+    }
 
 
 def test_tables_hold_cosine_and_sine_of_position_times_frequency():
-    cos, sin = rope_tables(LlamaConfig.from_hf(CONFIG, where="t"), positions=5)
+    cos, sin = rope_tables(Rotary(theta=100.0, dims=8), positions=5, length=5)
     assert cos.shape == sin.shape == (5, 4)
     assert cos[3, 1].item() == pytest.approx(math.cos(3 * 100.0 ** (-2 / 8)), rel=1e-6)
     assert sin[4, 2].item() == pytest.approx(math.sin(4 * 100.0 ** (-4 / 8)), rel=1e-6)

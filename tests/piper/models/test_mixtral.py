@@ -11,9 +11,9 @@ from cost_models.ops import OpKind, cut
 from piper.capture import capture
 from piper.errors import ModelError
 from piper.models import build_module, find_model
+from piper.models.experts import SparseMoE
+from piper.models.families import mixtral
 from piper.models.find import from_config
-from piper.models.mixtral import SparseMoE
-from piper.models.mixtral_config import MixtralConfig
 from piper.predict import Job, compile_job
 from piper.strategy import load_strategy
 
@@ -44,6 +44,10 @@ def build(**changes):
     return module
 
 
+def sparse_part(**changes):
+    return SparseMoE(mixtral.read(CONFIG | changes, where="t").layers[0].feed_forward, 16)
+
+
 def routed(x, weights, *, top_k=TOP_K):
     """What the sparse part makes of tokens [tokens, hidden]: one token and one expert after the other."""
     gate, w1, w2, w3 = weights
@@ -60,9 +64,8 @@ def routed(x, weights, *, top_k=TOP_K):
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
 def test_experts_make_what_a_loop_over_tokens_makes(top_k):
-    config = MixtralConfig.from_hf(CONFIG | {"num_experts_per_tok": top_k}, where="t")
     torch.manual_seed(1)
-    moe = SparseMoE(config)
+    moe = sparse_part(num_experts_per_tok=top_k)
     with torch.no_grad():
         for parameter in moe.parameters():
             parameter.normal_(std=0.5)
@@ -84,7 +87,7 @@ def test_experts_make_what_a_loop_over_tokens_makes(top_k):
 
 
 def test_an_expert_that_no_token_chooses_gets_no_gradient():
-    moe = SparseMoE(MixtralConfig.from_hf(CONFIG, where="t"))
+    moe = sparse_part()
     with torch.no_grad():
         for parameter in moe.parameters():
             parameter.normal_(std=0.5)
@@ -258,7 +261,7 @@ def test_experts_keep_their_rows_both_products_and_what_lies_between(tmp_path):
 )
 def test_a_bad_config_is_refused_by_field(changes, field, rule):
     with pytest.raises(ModelError, match=rule) as caught:
-        MixtralConfig.from_hf(CONFIG | changes, where="config.json")
+        mixtral.read(CONFIG | changes, where="config.json")
     assert caught.value.field == field
     assert caught.value.fix
 
@@ -266,9 +269,11 @@ def test_a_bad_config_is_refused_by_field(changes, field, rule):
 def test_left_out_keys_take_the_familys_own_defaults():
     config = {key: CONFIG[key] for key in ("hidden_size", "intermediate_size", "vocab_size")}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 8}
-    found = MixtralConfig.from_hf(config, where="t")
-    assert (found.experts, found.top_k, found.dense.kv_heads) == (8, 2, 8)
-    assert (found.context_length, found.dense.rope_theta) == (131072, 1e6)
+    found = mixtral.read(config, where="t")
+    (layer,) = set(found.layers)
+    router = layer.feed_forward.router
+    assert (router.experts, router.top_k, layer.attention.kv_heads) == (8, 2, 8)
+    assert (found.context_length, layer.attention.rotary.theta) == (131072, 1e6)
     for text in (
         "num_local_experts = 8",
         "num_experts_per_tok = 2",

@@ -1,0 +1,79 @@
+"""Multi-head latent attention as it is trained: keys and values are projected up for every head.
+
+[Note: latent attention under tensor parallelism]
+The compressed queries, keys and values and their norms are small and whole on every rank, outside of the
+"TP" scope; inside it the projections up are cut over heads, and the output projection over its inputs.
+
+Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from piper.models import shape as shapes
+from piper.models.norms import Norm
+from piper.models.positions import rotate
+from piper.models.projections import Linear
+from piper.models.token_mixing import Extras, Mixing, mix_tokens
+
+
+class LatentAttention(nn.Module):
+    """The attention that a `shape.LatentAttention` describes."""
+
+    def __init__(self, shape: shapes.LatentAttention, hidden: int) -> None:
+        super().__init__()
+        self.shape = shape
+        query = shape.heads * (shape.nope_dim + shape.rope_dim)
+        if shape.query_rank is None:
+            self.q_proj = Linear(hidden, query, bias=False)
+        else:
+            self.q_a_proj = Linear(hidden, shape.query_rank, bias=shape.bias)
+            self.q_a_layernorm = Norm(shape.norm, shape.query_rank)
+            self.q_b_proj = Linear(shape.query_rank, query, bias=False)
+        self.kv_a_proj_with_mqa = Linear(hidden, shape.kv_rank + shape.rope_dim, bias=shape.bias)
+        self.kv_a_layernorm = Norm(shape.norm, shape.kv_rank)
+        self.kv_b_proj = Linear(shape.kv_rank, shape.heads * (shape.nope_dim + shape.value_dim), bias=False)
+        self.o_proj = Linear(shape.heads * shape.value_dim, hidden, bias=shape.bias)
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what `forward` takes, made outside of the scope that tensor parallelism cuts."""
+        shape = self.shape
+        query = x if shape.query_rank is None else self.q_a_layernorm(self.q_a_proj(x))
+        compressed, key_rope = torch.split(
+            self.kv_a_proj_with_mqa(x), [shape.kv_rank, shape.rope_dim], dim=-1
+        )
+        return query, self.kv_a_layernorm(compressed), key_rope
+
+    def forward(  # noqa: PLR0917
+        self, query: Tensor, compressed: Tensor, key_rope: Tensor, tables: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Return [microbatch, seq, hidden].
+
+        Args:
+            query: [microbatch, seq, query_rank], or the layer's input.
+            compressed: keys and values, [microbatch, seq, kv_rank].
+            key_rope: rotated part of the keys, [microbatch, seq, rope_dim].
+            tables: cosine and sine.
+        """
+        shape, seq = self.shape, query.shape[1]
+        cos, sin = (table[:seq, None, :] for table in tables)
+        up = self.q_proj if shape.query_rank is None else self.q_b_proj
+        query = torch.unflatten(up(query), -1, (-1, shape.nope_dim + shape.rope_dim))
+        query_nope, query_rope = torch.split(query, [shape.nope_dim, shape.rope_dim], dim=-1)
+        key_value = torch.unflatten(self.kv_b_proj(compressed), -1, (-1, shape.nope_dim + shape.value_dim))
+        key_nope, value = torch.split(key_value, [shape.nope_dim, shape.value_dim], dim=-1)
+        interleaved = shape.rotary.interleaved
+        query_rope = rotate(query_rope, cos, sin, interleaved=interleaved)
+        key_rope = rotate(key_rope.unsqueeze(2), cos, sin, interleaved=interleaved)
+        heads = key_nope.shape[2]
+        mixed = mix_tokens(
+            torch.cat((query_nope, query_rope), -1),
+            torch.cat((key_nope, key_rope.expand(-1, -1, heads, -1)), -1),
+            value,
+            Mixing(scale=shape.scale, dropout=shape.dropout if self.training else 0.0),
+            Extras(),
+        )
+        output: Tensor = self.o_proj(mixed.flatten(2))
+        return output

@@ -1,0 +1,142 @@
+"""`mix_tokens`: the one place where the tokens of a sequence see each other.
+
+[Note: how tokens are mixed]
+Plain causal attention is one call of `F.scaled_dot_product_attention`. A window or linear biases are a mask
+of that call, which torch's flash kernel does not take, so that its memory-efficient or unfused one runs. A
+softcap and sinks exist in no kernel of torch: the scores are made here, one after the other step. Kernels
+that do all of it at once (FlashAttention 2 and later: windows, biases, softcap) are put in place of
+`mix_tokens` with `mixing_by`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piper.annotation import annotate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """How the tokens of a sequence see each other; always causally.
+
+    Args:
+        scale: of the scores; None: head_dim ** -0.5.
+        window: a query sees this many last tokens, itself included; None: all.
+        softcap: scores become softcap * tanh(scores / softcap); None: not.
+        dropout: of the probabilities; 0 outside of training.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Tensors that join the scores.
+
+    Args:
+        slopes: of linear biases, [heads], or None.
+        sinks: a score per head that joins each softmax, [heads], or None.
+    """
+
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+Mixer = Callable[[Tensor, Tensor, Tensor, Mixing, Extras], Tensor]
+"""(query, key, value, mixing, extras) -> mixed values; shapes as in `mix_tokens`."""
+
+_MIXER: ContextVar[Mixer | None] = ContextVar("piper_mixer", default=None)
+
+
+@contextmanager
+def mixing_by(mixer: Mixer) -> Iterator[None]:
+    """Let `mixer` mix the tokens of every attention that runs in the block."""
+    token = _MIXER.set(mixer)
+    try:
+        yield
+    finally:
+        _MIXER.reset(token)
+
+
+def mix_tokens(  # noqa: PLR0917
+    query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras
+) -> Tensor:
+    """Return for each query the mean of the values before it, weighted by the softmax of its scores.
+
+    Args:
+        query: [microbatch, seq, heads, head_dim].
+        key, value: [microbatch, seq, kv_heads, head_dim or value_dim]; kv_heads divides heads.
+        mixing, extras: what else decides the scores.
+
+    Returns: [microbatch, seq, heads, value_dim].
+    """
+    with annotate("CP"):
+        heads_first = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        mixed = (_MIXER.get() or _mix)(*heads_first, mixing, extras)
+    return mixed.transpose(1, 2)
+
+
+def _mix(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
+    grouped = query.shape[1] != key.shape[1]
+    if mixing.softcap is not None or extras.sinks is not None:
+        return _mix_in_steps(query, key, value, mixing, extras)
+    masked = extras.slopes is not None or _cuts(mixing.window, query.shape[2])
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=_bias(query, mixing, extras) if masked else None,
+        dropout_p=mixing.dropout,
+        is_causal=not masked,
+        scale=mixing.scale,
+        enable_gqa=grouped,
+    )
+
+
+def _mix_in_steps(  # noqa: PLR0917
+    query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale = query.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale
+    scores = query @ key.transpose(2, 3) * scale
+    if mixing.softcap is not None:
+        scores = torch.tanh(scores / mixing.softcap) * mixing.softcap
+    scores = scores + _bias(query, mixing, extras)
+    if extras.sinks is not None:
+        sinks = extras.sinks.view(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], 1)
+        probabilities = F.softmax(torch.cat((scores, sinks), -1), -1, dtype=torch.float32)[..., :-1]
+    else:
+        probabilities = F.softmax(scores, -1, dtype=torch.float32)
+    probabilities = probabilities.to(value.dtype)
+    if mixing.dropout:
+        probabilities = F.dropout(probabilities, mixing.dropout)
+    return probabilities @ value
+
+
+def _bias(query: Tensor, mixing: Mixing, extras: Extras) -> Tensor:
+    """Return what is added to the scores, [seq, seq] or with slopes [1, heads, seq, seq]."""
+    length = query.shape[2]
+    at = torch.arange(length, device=query.device)
+    distance = at.unsqueeze(1) - at
+    hidden = distance < 0
+    if mixing.window is not None and mixing.window < length:
+        hidden = hidden | (distance >= mixing.window)
+    if extras.slopes is None:
+        return torch.zeros_like(hidden, dtype=query.dtype).masked_fill(hidden, float("-inf"))
+    return (extras.slopes.view(1, -1, 1, 1) * -distance).to(query.dtype).masked_fill(hidden, float("-inf"))
+
+
+def _cuts(window: int | None, length: int) -> bool:
+    return window is not None and window < length
