@@ -289,8 +289,7 @@ def _capture(source: ModelSource, resolved: Resolved, *, seq_len: int, dtype: st
     from piper.capture import capture
 
     return [
-        capture(source, micro_batch=size, seq_len=seq_len, dtype=dtype)
-        for size in dict.fromkeys(resolved.sizes)
+        capture(source, micro_batch=size, seq_len=seq_len, dtype=dtype) for size in resolved.captured_sizes
     ]
 
 

@@ -32,7 +32,7 @@ def compiled(
     )
     models = [
         model(size) if model else captured(layers=layers, tied=tied, micro_batch=size, dtype=dtype)
-        for size in dict.fromkeys(resolved.sizes)
+        for size in resolved.captured_sizes
     ]
     stages, directives = complete(resolved, models[0])
     graph = build_graph(

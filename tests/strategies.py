@@ -18,7 +18,7 @@ from typing import Any
 
 from piper.compiler import compile_graph
 from piper.errors import StrategyError
-from piper.graph import CapturedModel, build_graph
+from piper.graph import CapturedModel, build_graph, default_cut, units_of
 from piper.schedules import SCHEDULES, Rows, copies_of, find_schedule, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
@@ -26,7 +26,7 @@ from piper.strategy.places import with_places
 from piper.strategy.strategy import facts
 from simulator.plan import Plan
 from tests.facts import with_tied_head
-from tests.graphs import transformer
+from tests.graphs import HEADS, transformer
 from tests.models import captured
 
 Slot = list[tuple[str, int, int]]
@@ -54,6 +54,7 @@ class Draft:
         regions: "": the toy model; "dense", "experts": a transformer with regions that can be cut.
         split_backwards: share of backwards that random rows split into BI and BW.
         in_order: whether random rows use values in the order in which they are sent.
+        meshes: by pipeline rank (tp, dp), where they are not those of the job.
         features: names of what was drawn, for messages.
     """
 
@@ -73,12 +74,18 @@ class Draft:
     clip: float | None = 1.0
     split_backwards: float = 0.0
     in_order: bool = True
+    meshes: dict[int, tuple[int, int]] = field(default_factory=dict)
     directives: list[dict[str, Any]] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
     @property
     def stages(self) -> int:
         return len(self.homes)
+
+    @property
+    def replicas(self) -> list[int]:
+        """Return how many replicas stages have: those of the job's mesh first."""
+        return [dp * self.cp for dp in (self.dp, *(dp for _, dp in self.meshes.values()))]
 
     @property
     def is_looped(self) -> bool:
@@ -119,7 +126,7 @@ def compile_drawn(draft: Draft, *, verified: bool = True) -> Plan:
     resolved = resolve(
         strategy, gpus=None, gpus_per_node=8, global_batch=draft.global_batch, micro_batch=None
     )
-    models = [draft.model(size) for size in dict.fromkeys(resolved.sizes)]
+    models = [draft.model(size) for size in resolved.captured_sizes]
     stages, complete_directives = complete(resolved, models[0])
     graph = build_graph(
         models,
@@ -226,9 +233,50 @@ def _split(draft: Draft) -> None:
     draft.global_batch = batch * draft.dp
 
 
+def _stage_meshes(draft: Draft) -> None:
+    """Arrange the ranks of some pipeline ranks in another way, where tensors can be cut over tp."""
+    placed = any(entry["op"] == "mesh" for entry in draft.directives)
+    if not draft.regions or not placed or draft.pp == 1 or draft.tp * draft.dp == 1:
+        return
+    cuts = [entry for entry in draft.directives if entry["op"] == "shard_tensor"]
+    (split,) = (entry for entry in draft.directives if entry["op"] == "split")
+    sizes = parse_directive(split, where="drawn.json").sizes(draft.global_batch // draft.dp)
+    others = [
+        (tp, draft.tp * draft.dp // tp)
+        for tp in (1, 2, 4)
+        if draft.tp * draft.dp % tp == 0
+        and (tp == 1 or tp * draft.cp <= HEADS)
+        and all(size * draft.dp * tp % (draft.tp * draft.dp) == 0 for size in sizes)
+    ]
+    others = [(tp, dp) for tp, dp in others if max(dp, draft.dp) % min(dp, draft.dp) == 0 and tp != draft.tp]
+    if not others or draft.choose.random() < 0.3:
+        return
+    mesh = draft.choose.choice(others)
+    ranks = draft.choose.sample(range(draft.pp), draft.choose.randint(1, draft.pp - 1))
+    if draft.tied and len({homes in ranks for homes in (draft.homes[0], draft.homes[-1])}) > 1:
+        return
+    stages = [stage for stage, home in enumerate(draft.homes) if home in ranks]
+    cuttable = [_has_layer(draft, stage) for stage in range(draft.stages)]
+    kept = [stage for stage in range(draft.stages) if stage not in stages]
+    if not any(cuttable[stage] for stage in (stages if mesh[0] > 1 else kept)):
+        return
+    draft.meshes = dict.fromkeys(ranks, mesh)
+    draft.add("mesh", axes={"tp": mesh[0], "dp": mesh[1], "cp": draft.cp}, filter={"PP": stages})
+    if not cuts:
+        draft.add("shard_tensor", filter={"TP": "*"})
+
+
+def _has_layer(draft: Draft, stage: int) -> bool:
+    """Return whether a stage has a layer, not only the embedding or the head."""
+    stated = [entry["units"] for entry in draft.directives if "units" in entry]
+    counts = stated or default_cut(units_of(draft.model(1)), draft.stages)
+    first = sum(counts[:stage])
+    return first + counts[stage] > 1 and first <= draft.layers
+
+
 def _replicate(draft: Draft) -> None:
     """Replicate all stages alike, or some in another way than the others."""
-    if draft.dp * draft.cp == 1 and draft.choose.random() < 0.7:
+    if max(draft.replicas) == 1 and draft.choose.random() < 0.7:
         return
     some = {stage for stage in range(draft.stages) if draft.choose.random() < 0.5}
     others = set(range(draft.stages)) - some
@@ -243,7 +291,8 @@ def _state(draft: Draft) -> dict[str, Any]:
     """Return how state is cut over replicas, and when gradients are reduced and parameters gathered."""
     zero = draft.choose.choice([{}, *({name: True} for name in ZERO_FLAGS)])
     found: dict[str, Any] = dict(zero)
-    shards = [n for n in range(2, draft.dp * draft.cp) if draft.dp * draft.cp % n == 0]
+    shards = [n for n in range(2, min(draft.replicas) + 1) if all(r % n == 0 for r in draft.replicas)]
+    shards = [n for n in shards if n < max(draft.replicas)]
     if zero and shards and draft.choose.random() < 0.4:
         found["shard_ranks"] = draft.choose.choice(shards)
     if draft.choose.random() < 0.3:
@@ -324,6 +373,8 @@ def _schedules(draft: Draft) -> list[str]:
     found = []
     for schedule in SCHEDULES if draft.stages == held * draft.pp else ():
         copies = copies_of(find_schedule(schedule))
+        if copies > 1 and draft.meshes:
+            continue
         rows = _rows(schedule, draft.pp, draft.microbatches, held * copies)
         places = {(task.stage, rank) for rank, row in enumerate(rows) for slot in row for task in slot}
         passes = {(task.stage, task.microbatch) for row in rows for slot in row for task in slot}
@@ -451,6 +502,7 @@ FEATURES: dict[str, Callable[[Draft], None]] = {
     "stages": _stages,
     "place": _place,
     "split": _split,
+    "stage meshes": _stage_meshes,
     "replicate": _replicate,
     "recompute": _recompute,
     "offload": _offload,

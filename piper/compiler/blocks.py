@@ -83,6 +83,8 @@ class BlockMaker:
         if node.kind in SEND_KINDS | RECV_KINDS:
             alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.kind is node.kind]
             return node.edge if len(alike) > 1 else NONE
+        if node.is_regrouping:
+            return NONE
         leaves = node.is_exchange and bool(node.values) and not node.enters
         return node.region[1] + 1 if leaves else node.region[0]
 

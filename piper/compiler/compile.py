@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from piper.compiler.available import require_compilable
 from piper.compiler.device_plan import emit
 from piper.compiler.emission import Emission
 from piper.compiler.local import LocalModel
@@ -64,8 +63,6 @@ def rewritten(
     ]
     steps += [(name, kind()) for name, kind in PASSES.items()]
     for name, rewrite in steps:
-        if name == next(iter(PASSES)):
-            require_compilable(graph)
         before, graph = graph, rewrite.apply(graph)
         if verified and not _same_shape(before, graph):
             verify(graph, after=name)
@@ -137,18 +134,33 @@ class CompiledGraph:
     def _templates(self) -> tuple[DeviceTemplates, ...]:
         graph = self.graph
         numbers = {group.name: i for i, group in enumerate(graph.groups)}
-        locals_ = {model.micro_batch: LocalModel(graph=graph, model=model) for model in graph.models}
         return tuple(
             DeviceTemplates(
                 graph=graph,
                 pipeline_rank=rank,
                 works=self._works,
-                locals_=locals_,
+                locals_=self._locals(rank),
                 groups=numbers,
                 place=self._place,
             )
             for rank in range(len(graph.rows))
         )
+
+    def _locals(self, pipeline_rank: int) -> dict[int, LocalModel]:
+        """Return what a rank holds, by microbatch size; pipeline ranks with one mesh share it."""
+        graph, stage = self.graph, self.graph.stages_of_rank(pipeline_rank)[0]
+        sizes = tuple(graph.axis_size(axis, stage=stage) for axis in ("tp", "cp", "dp"))
+        if sizes not in self._locals_of:
+            models = {model.micro_batch: model for model in graph.models}
+            self._locals_of[sizes] = {
+                size: LocalModel(graph=graph, model=models[graph.local_batch(size, stage=stage)], stage=stage)
+                for size in dict.fromkeys(graph.micro_batch_sizes)
+            }
+        return self._locals_of[sizes]
+
+    @cached_property
+    def _locals_of(self) -> dict[tuple[int, ...], dict[int, LocalModel]]:
+        return {}
 
     def _emitted(self, graph: Graph, directives: Sequence[Directive]) -> Plan:
         local_groups = frozenset(g.name for g in graph.groups if len(g.pipeline_ranks) == 1)

@@ -15,8 +15,8 @@ from piper.compiler.receives import posted
 from piper.compiler.static import static_buffers
 from piper.compiler.step_end import add_step_end
 from piper.compiler.stream_rules import stream_rules
-from piper.graph import EdgeKind
-from simulator.plan import MATCHING_SEND, NONE, DevicePlan
+from piper.graph import EdgeKind, Graph
+from simulator.plan import MATCHING_SEND, NONE, DevicePlan, Mesh
 
 COMPUTE_STREAM = 0
 _NOBODY = np.array([NONE], dtype=np.int64)
@@ -50,7 +50,15 @@ def _device_plan(emission: Emission, emissions: Sequence[Emission]) -> DevicePla
         buckets=emission.buckets,
         tasks=emission.columns.table(keys, rank),
         stream_rules=stream_rules(emission.graph, emission.templates.streams),
+        mesh=_own_mesh(emission.graph, emission.pipeline_rank),
     )
+
+
+def _own_mesh(graph: Graph, pipeline_rank: int) -> Mesh | None:
+    """Return how the ranks of a pipeline rank are arranged, where it is not as the job's mesh says."""
+    stage, axes = graph.stages_of_rank(pipeline_rank)[0], ("tp", "cp", "dp")
+    mesh = Mesh(axes=tuple((axis, graph.axis_size(axis, stage=stage)) for axis in axes))
+    return None if all(graph.placed_mesh.size(axis) == mesh.size(axis) for axis in axes) else mesh
 
 
 def _post_receives(

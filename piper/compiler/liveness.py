@@ -153,7 +153,7 @@ class Liveness:
         if down:
             for value in crossing.values:
                 kept += self._readers.kept_for(value, through=node)
-        size = self.local.outside_values_bytes(crossing.values if down else crossing.grad_values)
+        size = self.local.message_bytes(crossing, gradients=not down)
         kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
         what = "received activation" if down else "received gradient"
         self._add(position, readers + kept, size, what=(node.stage, kind, what))
@@ -261,7 +261,7 @@ def message_bytes(graph: Graph, local: LocalModel, node: Node) -> int:
         return local.exchanged_bytes(node)
     crossing = graph.crossings[node.edge]
     down = node.kind in {TaskKind.SEND_F, TaskKind.RECV_F}
-    return local.outside_values_bytes(crossing.values if down else crossing.grad_values)
+    return local.message_bytes(crossing, gradients=not down)
 
 
 def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Value, ...]:

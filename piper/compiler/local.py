@@ -28,7 +28,7 @@ from piper.graph import (
     units_of,
 )
 from piper.graph.shares import normalises_cut_features
-from simulator.plan import NONE, TaskKind, TensorSpec
+from simulator.plan import NONE, Edge, TaskKind, TensorSpec
 
 Value = tuple[int, int]
 """(segment, output)."""
@@ -50,11 +50,13 @@ class LocalModel:
 
     Args:
         graph: with the facts of all directives.
-        model: captured at the size of the microbatch.
+        model: captured at the size of the microbatch on a replica of `stage`.
+        stage: whose rank it is; others with its mesh share it.
     """
 
     graph: Graph
     model: CapturedModel
+    stage: int = 0
 
     @cached_property
     def shares(self) -> Shares:
@@ -77,11 +79,23 @@ class LocalModel:
 
     def outside_bytes(self, value: Value) -> int:
         """Return the bytes of a boundary tensor between regions, and between stages."""
-        return self._divided(value, self.shares.outside_degree[value[0]])
+        return self._divided(value, self.shares.outside_of_stage(self.stage))
 
     def outside_values_bytes(self, values: Iterable[Value]) -> int:
         """Return the bytes of several boundary tensors between stages."""
         return sum(map(self.outside_bytes, values))
+
+    def message_bytes(self, edge: Edge, *, gradients: bool) -> int:
+        """Return the bytes of a transfer: the share of a rank of the finer end (`piper.graph.regrouping`)."""
+        values = edge.grad_values if gradients else edge.values
+        ours = self.graph.axis_size("dp", stage=self.stage)
+        finest = max((edge.source_stage, edge.target_stage), key=self._replicas)
+        pieces = max(1, self._replicas(finest) // ours)
+        parts = pieces * self.shares.outside_of_stage(finest)
+        return sum(self._divided(value, parts) for value in values)
+
+    def _replicas(self, stage: int) -> int:
+        return self.graph.axis_size("dp", stage=stage)
 
     def gathered_bytes(self, value: Value) -> int:
         """Return the bytes of a boundary tensor inside the tensor-parallel region that takes it."""
@@ -107,6 +121,8 @@ class LocalModel:
             return sum(max(size) for size in sizes)
         if node.kind is TaskKind.ALL_TO_ALL and node.group.startswith("ep"):
             return sum(self._sent_to_experts(node, value) for value in node.values)
+        if node.is_regrouping:
+            return sum(max(size) for size in sizes)
         return sum(before for before, _ in sizes)
 
     def ring_buffer_bytes(self, node: Node) -> int:
@@ -257,6 +273,9 @@ class LocalModel:
         if node.group.startswith("ep"):
             region = self._taker(value, "ep") if node.enters else value[0]
             return self._expert_bytes(value, region), self.outside_bytes(value)
+        if node.is_regrouping:
+            parts = node.pieces * self.shares.outside_of_stage(self.stage)
+            return self.outside_bytes(value), self._divided(value, parts)
         if node.group.startswith("cp"):
             made = self.value_bytes(value)
             return made, made

@@ -24,7 +24,8 @@ def stream_rules(graph: Graph, streams: Mapping[str, int]) -> tuple[StreamRuleFa
     for rule in graph.stream_rules:
         transfers = rule.stream in {_TRANSFERS, graph.transfer_stream}
         for name, number in streams.items():
-            if name == rule.stream or (transfers and name.startswith(_SENDS_AND_RECEIVES)):
+            moves = name == _TRANSFERS or name.startswith(_SENDS_AND_RECEIVES)
+            if name == rule.stream or (transfers and moves):
                 known = found.setdefault(number, StreamRuleFacts(stream=number))
                 stated = {"priority": rule.priority, "sms": rule.sms}
                 found[number] = replace(known, **{k: v for k, v in stated.items() if v is not None})

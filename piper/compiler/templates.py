@@ -64,7 +64,7 @@ class DeviceTemplates:
         graph: after all passes; its rows are not read.
         pipeline_rank: which.
         works: price keys, shared by all ranks.
-        locals_: what a rank holds, by microbatch size.
+        locals_: what a rank of this device holds, by microbatch size (of the job's mesh).
         groups: number of each rank group by name.
         place: of every node by uid, in one topological order for all ranks.
     """

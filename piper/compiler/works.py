@@ -32,10 +32,10 @@ class WorkTable:
     _locals: dict[int, LocalModel] = field(default_factory=dict)
 
     def of_compute(self, node: Node, micro_batch: int) -> int:
-        """Return the work of an F, B, BI, BW or R node at one microbatch size."""
+        """Return the work of an F, B, BI, BW or R node at one microbatch size (of the job's mesh)."""
         key = (node.uid, micro_batch)
         if key not in self._of_node:
-            local = self._local(micro_batch)
+            local = self._local(self.graph.local_batch(micro_batch, stage=node.stage))
             self._of_node[key] = self._add(_label(local, node), _operations(local, node))
         return self._of_node[key]
 

@@ -104,9 +104,17 @@ class Mesh(Directive):
                 rule=f"has {self.ranks_of_stage} ranks, the other stages have {wanted}",
                 fix=f"let tp x cp x dp be {wanted}",
             )  # fmt: skip
+        cp = graph.placed_mesh.size("cp")
+        if self.size("cp") != cp:
+            raise StrategyError(
+                where=self.where, field="mesh.axes.cp", value=self.size("cp"),
+                rule=f"differs from cp = {cp} of the other stages: tokens are handed on rank by rank",
+                fix=f"let cp be {cp} in all meshes",
+            )  # fmt: skip
         segments = claimed(graph, self.filter, where=self.where, op=self.op)
         axes = tuple((name, self.size(name)) for name in ("tp", "cp", "dp"))
-        fact = StageMesh(segments=segments, axes=axes, where=self.where)
+        axes += tuple((name, size) for name, size in self.axes if name in EXPERT_AXES)
+        fact = StageMesh(segments=segments, axes=axes, shard_ranks=self.shard_ranks, where=self.where)
         return state(graph, "stage_meshes", fact, op=self.op, value=self.filter.source)
 
 

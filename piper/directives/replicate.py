@@ -108,17 +108,37 @@ class Replicate(Directive):
 
     def apply(self, graph: Graph) -> Graph:
         """State the replication of the matched segments."""
-        mesh = graph.placed_mesh
-        replicas = mesh.size("dp") * mesh.size("cp")
-        if self.shard_ranks is not None and replicas % self.shard_ranks:
+        parts: dict[int | None, list[int]] = {}
+        for segment in claimed(graph, self.filter, where=self.where, op=self.op):
+            ranks = self._shard_ranks(graph, graph.stage_of_segment[segment])
+            parts.setdefault(ranks, []).append(segment)
+        for ranks, segments in parts.items():
+            fact = self._fact(tuple(segments), ranks)
+            graph = state(graph, "replications", fact, op=self.op, value=self.filter.source)
+        return graph
+
+    def _shard_ranks(self, graph: Graph, stage: int) -> int | None:
+        """Return over how many ranks the state of a stage is cut; None: over all its replicas."""
+        replicas = graph.axis_size("dp", stage=stage) * graph.axis_size("cp", stage=stage)
+        own = graph.stage_mesh(stage)
+        stated = self.shard_ranks if own is None or own.shard_ranks is None else own.shard_ranks
+        if not self.zero or stated in {None, replicas}:
+            return None
+        if replicas % stated:
             raise StrategyError(
-                where=self.where, field="replicate.shard_ranks", value=self.shard_ranks,
-                rule=f"does not divide the {replicas} replicas (dp x cp)", fix=f"use a divisor of {replicas}",
+                where=self.where, field="replicate.shard_ranks", value=stated,
+                rule=f"does not divide the {replicas} replicas (dp x cp)"
+                + ("" if own is None else f" of stage {stage}"),
+                fix=f"use a divisor of {replicas}"
+                + ("" if own is None else f", or let the mesh at {own.where} say dp_shard"),
             )  # fmt: skip
-        fact = Replication(
-            segments=claimed(graph, self.filter, where=self.where, op=self.op),
+        return stated
+
+    def _fact(self, segments: tuple[int, ...], shard_ranks: int | None) -> Replication:
+        return Replication(
+            segments=segments,
             zero=self.zero,
-            shard_ranks=None if self.shard_ranks == replicas else self.shard_ranks,
+            shard_ranks=shard_ranks,
             bucket_bytes=None if self.bucket_mb is None else self.bucket_mb * BYTES_PER_MB,
             reduce_every=self.reduce,
             prefetch=self.prefetch,
@@ -129,7 +149,6 @@ class Replicate(Directive):
             reduce_dtype=self.reduce_dtype,
             where=self.where,
         )
-        return state(graph, "replications", fact, op=self.op, value=self.filter.source)
 
 
 def _axis(value: object, *, where: str, name: str) -> str:

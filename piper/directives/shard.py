@@ -83,22 +83,6 @@ class Shard(Directive):
 
     def apply(self, graph: Graph) -> Graph:
         """State that the experts of the matched segments are distributed."""
-        degree, tensor_degree = self.degree or 0, self.tensor_degree or 0
-        check_invariant(min(degree, tensor_degree) > 0, "the degrees of shard were not filled in")
-        mesh = graph.placed_mesh
-        ranks = mesh.num_ranks // graph.num_pipeline_ranks
-        if degree * tensor_degree == 1:
-            raise StrategyError(
-                where=self.where, field="shard.degree", value=1,
-                rule="distributes nothing: one rank has all experts",
-                fix="leave shard out, or name ep in mesh",
-            )  # fmt: skip
-        if ranks % (degree * tensor_degree):
-            raise StrategyError(
-                where=self.where, field="shard.degree", value=f"{degree} x {tensor_degree}",
-                rule=f"does not divide the {ranks} ranks (dp x cp x tp) of a stage",
-                fix=f"let ep x etp be a divisor of {ranks}",
-            )  # fmt: skip
         segments = claimed_regions(graph, self.filter, "EP", where=self.where, op=self.op)
         if not any(graph.model.segments[i].parameters for i in segments):
             raise StrategyError(
@@ -106,16 +90,45 @@ class Shard(Directive):
                 rule="means regions without parameters: there are no experts to distribute",
                 fix='name the regions of experts, such as {"EP": "*"}',
             )  # fmt: skip
-        fact = ExpertSharding(
-            segments=segments,
-            degree=degree,
-            tensor_degree=tensor_degree,
-            imbalance=self.imbalance,
-            capacity=self.capacity,
-            stream=self.stream,
-            where=self.where,
-        )
-        return state(graph, "expert_shardings", fact, op=self.op, value=self.filter.source)
+        parts: dict[tuple[int, int], list[int]] = {}
+        for segment in segments:
+            parts.setdefault(self._degrees(graph, graph.stage_of_segment[segment]), []).append(segment)
+        for (degree, tensor_degree), owned in parts.items():
+            fact = ExpertSharding(
+                segments=tuple(owned),
+                degree=degree,
+                tensor_degree=tensor_degree,
+                imbalance=self.imbalance,
+                capacity=self.capacity,
+                stream=self.stream,
+                where=self.where,
+            )
+            graph = state(graph, "expert_shardings", fact, op=self.op, value=self.filter.source)
+        return graph
+
+    def _degrees(self, graph: Graph, stage: int) -> tuple[int, int]:
+        """Return the degrees on the ranks of a stage, which its own mesh may state."""
+        own = graph.stage_mesh(stage)
+        stated = {} if own is None else dict(own.axes)
+        degree, tensor_degree = stated.get("ep", self.degree or 0), stated.get("etp", self.tensor_degree or 0)
+        check_invariant(min(degree, tensor_degree) > 0, "the degrees of shard were not filled in")
+        alone = own is not None and bool(stated.keys() & {"ep", "etp"})
+        where = own.where if own is not None and alone else self.where
+        mesh = graph.placed_mesh
+        ranks = mesh.num_ranks // graph.num_pipeline_ranks
+        if degree * tensor_degree == 1 and not alone:
+            raise StrategyError(
+                where=where, field="shard.degree", value=1,
+                rule="distributes nothing: one rank has all experts",
+                fix="leave shard out, or name ep in mesh",
+            )  # fmt: skip
+        if ranks % (degree * tensor_degree):
+            raise StrategyError(
+                where=where, field="shard.degree", value=f"{degree} x {tensor_degree}",
+                rule=f"does not divide the {ranks} ranks (dp x cp x tp) of a stage",
+                fix=f"let ep x etp be a divisor of {ranks}",
+            )  # fmt: skip
+        return degree, tensor_degree
 
 
 _READERS: dict[str, Any] = {

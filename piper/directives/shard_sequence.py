@@ -67,7 +67,7 @@ class ShardSequence(Directive):
 
     def apply(self, graph: Graph) -> Graph:
         """State that the sequence is cut, with the exchanges at the matched segments."""
-        if graph.placed_mesh.size("cp") == 1 and not graph.stage_meshes:
+        if graph.placed_mesh.size("cp") == 1:
             raise StrategyError(
                 where=self.where, field="shard_sequence.filter", value=self.filter.source,
                 rule="is cut over the axis cp, which has one rank",

@@ -74,7 +74,7 @@ class ShardTensor(Directive):
         meant = claimed(graph, self.filter, where=self.where, op=self.op)
         if self.axis == "etp":
             return self._within_experts(graph, meant)
-        if graph.placed_mesh.size("tp") == 1 and not graph.stage_meshes:
+        if all(graph.axis_size("tp", stage=graph.stage_of_segment[i]) == 1 for i in meant):
             raise StrategyError(
                 where=self.where, field="shard_tensor.axis", value="tp", rule="has one rank: nothing is cut",
                 fix="leave shard_tensor out, or name tp in mesh",

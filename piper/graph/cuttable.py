@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cost_models.ops import OpKind
 from piper.errors import StrategyError
+from piper.graph.facts import Fact
 from piper.graph.graph import Graph
 from piper.graph.shares import Shares
 
@@ -45,11 +48,20 @@ def require_cuttable(graph: Graph, shares: Shares) -> None:
 
 def require_used_axes(graph: Graph) -> None:
     """Raise for an axis over which nothing is cut: its ranks would repeat the same work."""
-    cut = {"tp": ("shard_tensor", graph.tensor_shardings), "cp": ("shard_sequence", graph.sequence_shardings)}
-    for axis, (op, facts) in cut.items():
-        if graph.placed_mesh.size(axis) > 1 and not facts and not graph.stage_meshes:
+    cut: dict[str, tuple[str, Sequence[Fact]]] = {
+        "tp": ("shard_tensor", graph.tensor_shardings),
+        "cp": ("shard_sequence", graph.sequence_shardings),
+    }
+    whole = (graph.mesh_line, dict(graph.placed_mesh.axes), frozenset(range(len(graph.stage_of_segment))))
+    single = [
+        (fact.where, {"tp": dict(fact.axes)["tp"]}, frozenset(fact.segments)) for fact in graph.stage_meshes
+    ]
+    for where, sizes, segments in (whole, *single):
+        for axis, (op, facts) in cut.items():
+            if sizes.get(axis, 1) == 1 or any(not segments.isdisjoint(fact.segments) for fact in facts):
+                continue
             raise StrategyError(
-                where=graph.mesh_line, field=f"mesh.axes.{axis}", value=graph.placed_mesh.size(axis),
+                where=where, field=f"mesh.axes.{axis}", value=sizes[axis],
                 rule=f"is an axis over which no {op} cuts anything: its ranks would repeat the same work",
                 fix=f'add {{"op": "{op}", "filter": {{"{axis.upper()}": "*"}}}}, or leave {axis} out',
             )  # fmt: skip

@@ -163,12 +163,15 @@ class StageMesh:
 
     Args:
         segments: of the stages.
-        axes: (name, size) of tp, cp and dp; the product is that of the job's mesh.
+        axes: (name, size) of tp, cp and dp, whose product is that of the job's mesh; and of ep and etp where
+            they are stated.
+        shard_ranks: over how many ranks state is cut (HSDP), or None: not stated.
         where: file and line.
     """
 
     segments: tuple[int, ...]
     axes: tuple[tuple[str, int], ...]
+    shard_ranks: int | None = None
     where: str = field(default="strategy", compare=False)
 
 

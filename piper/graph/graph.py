@@ -60,6 +60,7 @@ class Node:
         values: exchanges: the boundary tensors that they turn into others, as (segment, output).
         enters: exchanges: they stand before a region (else behind one).
         region: exchanges: first and last segment of the region; copies of activations: of what they move.
+        pieces: exchanges between stages: from how many replicas of the other stage tensors are gathered.
         prefetch: copies to the device: how many compute tasks before their use they may start.
         moves: copies of a bucket: "optimizer" or "params".
     """
@@ -82,6 +83,7 @@ class Node:
     values: tuple[tuple[int, int], ...] = ()
     enters: bool = True
     region: tuple[int, int] = (NONE, NONE)
+    pieces: int = 1
     prefetch: int = 0
     moves: str = ""
 
@@ -89,6 +91,11 @@ class Node:
     def is_exchange(self) -> bool:
         """Return whether it is a collective inside a pass."""
         return self.phase is not None and not self.bucket and self.kind in COLLECTIVE_KINDS
+
+    @property
+    def is_regrouping(self) -> bool:
+        """Return whether it is an exchange of what came from a stage with another mesh."""
+        return self.is_exchange and self.group.startswith("pp")
 
     @property
     def pass_kind(self) -> TaskKind:
@@ -127,7 +134,8 @@ class Graph:
     """Nodes and edges, with the facts that directives state and passes read.
 
     Args:
-        models: the captured model, at each distinct microbatch size (the first size leads).
+        models: the captured model, at each distinct microbatch size (the first size leads), those of stages
+            with a mesh of their own included.
         stage_of_segment: the stage of every segment, after the cut.
         nodes, edges: the templates.
         mesh: axes over the ranks (None before `mesh`).
@@ -195,6 +203,23 @@ class Graph:
     def num_pipeline_ranks(self) -> int:
         """Return the number of pipeline ranks."""
         return self.placed_mesh.size("pp")
+
+    def axis_size(self, axis: str, *, stage: int) -> int:
+        """Return the size of a mesh axis for the ranks of a stage."""
+        own = self._stage_mesh_of.get(stage)
+        return self.placed_mesh.size(axis) if own is None else dict(own.axes).get(axis, 1)
+
+    def local_batch(self, size: int, *, stage: int) -> int:
+        """Return the sequences of a microbatch on a replica of a stage; of the job's mesh it has `size`."""
+        return size * self.placed_mesh.size("dp") // self.axis_size("dp", stage=stage)
+
+    def stage_mesh(self, stage: int) -> StageMesh | None:
+        """Return what is stated about the ranks of one stage alone, or None."""
+        return self._stage_mesh_of.get(stage)
+
+    @cached_property
+    def _stage_mesh_of(self) -> dict[int, StageMesh]:
+        return {self.stage_of_segment[i]: fact for fact in self.stage_meshes for i in fact.segments}
 
     @cached_property
     def node(self) -> dict[str, Node]:

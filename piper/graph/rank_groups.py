@@ -9,6 +9,7 @@ then expert_dp for experts. A name ends with what it depends on, the pipeline ra
   dp2h4, dp2h4copies     4 of the replicas, over which state is cut; the replicas that hold the same shard
   ep2e8t2                the ep x etp ranks that hold all experts once
   edp2e8t2               those that hold the same experts; edp2e8t2h4, ...copies: as for dp
+  pp2n4s2                4 ranks, 2 apart, that regroup what comes from a stage with another mesh
 A communicator belongs to one stream, so the same ranks on another stream than the usual one are another
 group, its name with the stream behind: "dp2 on prefetch".
 """
@@ -98,6 +99,13 @@ def expert_copies_group(graph: Graph, pipeline_rank: int, fact: ExpertSharding, 
     return _group(f"{whole.name}h{shards}copies", pipeline_rank, sets)
 
 
+def regrouping_group(graph: Graph, pipeline_rank: int, *, count: int, stride: int) -> Group:
+    """Return ranks, `stride` apart, that together got all that each of them needs."""
+    grid = np.array(_ranks(graph, pipeline_rank), dtype=np.int64).reshape(-1, count, stride)
+    sets = np.swapaxes(grid, 1, 2).reshape(-1, count)
+    return _group(f"pp{pipeline_rank}n{count}s{stride}", pipeline_rank, sets, axis="pp")
+
+
 def tied_group(graph: Graph, name: str, pipeline_ranks: tuple[int, ...]) -> Group:
     """Return the holders of shared parameters: one set for each replica and rank of tp."""
     sets = np.stack([_grid(graph, rank).ravel() for rank in pipeline_ranks], axis=1)
@@ -139,15 +147,19 @@ def _shard_grid(graph: Graph, pipeline_rank: int, shards: int) -> Ranks:
 
 def _grid(graph: Graph, pipeline_rank: int) -> Ranks:
     """Return the ranks of a pipeline rank as [dp, cp, tp]."""
-    mesh = graph.placed_mesh
-    ranks = mesh.ranks(pp=pipeline_rank) if mesh.size("pp") > 1 else mesh.ranks()
-    sizes = dict(mesh.axes)
-    for fact in graph.stage_meshes:
-        if graph.stage_of_segment[fact.segments[0]] in graph.stages_of_rank(pipeline_rank):
-            sizes = dict(fact.axes)
-    shape = tuple(sizes.get(axis, 1) for axis in ("dp", "cp", "tp"))
+    ranks = _ranks(graph, pipeline_rank)
+    if graph.stage_meshes:
+        stage = graph.stages_of_rank(pipeline_rank)[0]
+        shape = tuple(graph.axis_size(axis, stage=stage) for axis in ("dp", "cp", "tp"))
+    else:
+        shape = tuple(graph.placed_mesh.size(axis) for axis in ("dp", "cp", "tp"))
     check_invariant(prod(shape) == len(ranks), f"{shape} ranks of {len(ranks)}")
     return np.array(ranks, dtype=np.int64).reshape(shape)
+
+
+def _ranks(graph: Graph, pipeline_rank: int) -> tuple[int, ...]:
+    mesh = graph.placed_mesh
+    return mesh.ranks(pp=pipeline_rank) if mesh.size("pp") > 1 else mesh.ranks()
 
 
 def _group(name: str, pipeline_rank: int, sets: Ranks, *, axis: str = "dp") -> Group:

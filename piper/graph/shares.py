@@ -44,20 +44,24 @@ class Shares:
 
     def degree(self, axis: str, segment: int) -> int:
         """Return the size of a mesh axis for the ranks of a segment."""
-        for fact in self.graph.stage_meshes:
-            if segment in fact.segments:
-                return dict(fact.axes).get(axis, 1)
-        return self.graph.placed_mesh.size(axis)
+        return self.graph.axis_size(axis, stage=self.graph.stage_of_segment[segment])
 
     @cached_property
     def tensor_of(self) -> Mapping[int, TensorSharding]:
         """Return the tensor sharding of each segment that has one."""
-        return {i: fact for fact in self.graph.tensor_shardings for i in fact.segments}
+        return {
+            i: fact for fact in self.graph.tensor_shardings for i in fact.segments if self.degree("tp", i) > 1
+        }
 
     @cached_property
     def expert_of(self) -> Mapping[int, ExpertSharding]:
         """Return the expert sharding of each segment that has one."""
-        return {i: fact for fact in self.graph.expert_shardings for i in fact.segments}
+        return {
+            i: fact
+            for fact in self.graph.expert_shardings
+            for i in fact.segments
+            if fact.degree * fact.tensor_degree > 1
+        }
 
     @cached_property
     def sequence_of(self) -> Mapping[int, SequenceSharding]:
@@ -74,6 +78,10 @@ class Shares:
         """Return, per segment, over how many ranks of cp its tokens are cut."""
         used = bool(self.graph.sequence_shardings)
         return tuple(self.degree("cp", i) if used else 1 for i in range(self._count))
+
+    def outside_of_stage(self, stage: int) -> int:
+        """Return over how many ranks tokens are cut around the regions of a stage."""
+        return self.outside_degree[self.graph.segments_of_stage(stage)[0]]
 
     @cached_property
     def tensor_degree(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper.graph.graph import Graph, Node, copied_uid
-from piper.graph.rank_groups import context_group, expert_group, on_stream, tensor_group
+from piper.graph.rank_groups import context_group, expert_group, on_stream, regrouping_group, tensor_group
 from piper.graph.shares import Shares
 from simulator.plan import Group
 
@@ -31,7 +31,7 @@ class CopyStages:
         for node in graph.nodes:
             copied = replace(node, uid=copied_uid(node.uid), pipeline_rank=second[node.stage])
             if node.is_exchange:
-                group = on_stream(_group(graph, copied, groups[node.group].axis), node.stream)
+                group = on_stream(_group(graph, copied, groups[node.group]), node.stream)
                 groups.setdefault(group.name, group)
                 copied = replace(copied, group=group.name)
             nodes.append(copied)
@@ -54,8 +54,11 @@ def _second_homes(graph: Graph) -> dict[int, int]:
     }
 
 
-def _group(graph: Graph, node: Node, axis: str) -> Group:
-    """Return the ranks of an exchange at the second home of its stage."""
-    if axis == "ep":
+def _group(graph: Graph, node: Node, first: Group) -> Group:
+    """Return the ranks of an exchange at the second home of its stage; `first`: those at its first."""
+    if first.axis == "ep":
         return expert_group(graph, node.pipeline_rank, Shares(graph=graph).expert_of[node.region[0]])
-    return (tensor_group if axis == "tp" else context_group)(graph, node.pipeline_rank)
+    if first.axis == "pp":
+        stride = first.members[0][1] - first.members[0][0]
+        return regrouping_group(graph, node.pipeline_rank, count=first.size, stride=stride)
+    return (tensor_group if first.axis == "tp" else context_group)(graph, node.pipeline_rank)

@@ -10,8 +10,16 @@ from cost_models.ops import OpKind
 from piper.graph.cuttable import require_cuttable, require_used_axes
 from piper.graph.facts import ExpertSharding, SequenceSharding, TensorSharding
 from piper.graph.graph import Graph, GraphEdge, Node
-from piper.graph.rank_groups import context_group, expert_group, on_stream, tensor_group
+from piper.graph.rank_groups import (
+    context_group,
+    expert_group,
+    on_stream,
+    regrouping_group,
+    tensor_group,
+)
+from piper.graph.regrouping import Regrouping, regrouping, require_stage_meshes
 from piper.graph.shares import Shares, normalises_cut_features
+from piper.graph.streams import TRANSFERS
 from simulator.plan import Group, TaskKind
 
 Value = tuple[int, int]
@@ -38,6 +46,8 @@ class InsertExchanges:
 
     With sequence_parallel a region's gathered inputs are not kept for the backward: they are gathered again,
     while B (or BI) computes, for the gradients of parameters (Korthikanti et al. 2022, section 4.2.2).
+    Between stages with unlike meshes, the receiving side regroups what arrives (`piper.graph.regrouping`).
+
     An `asynchronous` region computes piece by piece while its pieces travel, so all its collectives stand
     beside it (Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition").
 
@@ -50,20 +60,25 @@ class InsertExchanges:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with exchanges; raises StrategyError where a region cannot be cut as stated."""
         require_used_axes(graph)
+        shares = Shares(graph=graph)
+        require_stage_meshes(shares)
         if not (graph.tensor_shardings or graph.expert_shardings or graph.sequence_shardings):
             return graph
-        shares = Shares(graph=graph)
         require_cuttable(graph, shares)
         return _Rewiring(graph=graph, shares=shares).rewired()
 
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """One side of a region: `axis` "tp", "ep" or "cp", its first and last segment."""
+    """One side of a region: `axis` "tp", "ep" or "cp", its first and last segment.
+
+    Of a stage whose neighbour has another mesh: axis "pp", and how the tensors that arrive are regrouped.
+    """
 
     axis: str
     region: tuple[int, int]
     enters: bool
+    regrouping: Regrouping | None = None
 
 
 @dataclass(kw_only=True)
@@ -109,7 +124,25 @@ class _Rewiring:
         into = [_Border(axis, region, True) for axis, region in self._around(consumer)]
         shared = {(border.axis, border.region) for border in out}
         shared &= {(border.axis, border.region) for border in into}
-        return [b for b in (*out[::-1], *into) if (b.axis, b.region) not in shared]
+        between = self._stage_borders(producer, consumer)
+        return [b for b in (*out[::-1], *between, *into) if (b.axis, b.region) not in shared]
+
+    def _stage_borders(self, producer: int, consumer: int) -> list[_Border]:
+        """Return the borders between the stages of two segments at which tensors are regrouped."""
+        of = self.graph.stage_of_segment
+        source, target = of[producer], of[consumer]
+        if not self.graph.stage_meshes or source == target:
+            return []
+        down = regrouping(self.shares, source=source, target=target)
+        up = regrouping(self.shares, source=target, target=source)
+        return [
+            *([] if up is None else [_Border("pp", self._span(source), False, up)]),
+            *([] if down is None else [_Border("pp", self._span(target), True, down)]),
+        ]
+
+    def _span(self, stage: int) -> tuple[int, int]:
+        segments = self.graph.segments_of_stage(stage)
+        return segments[0], segments[-1]
 
     def _around(self, segment: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the regions with exchanges at their borders around a segment, outermost first."""
@@ -174,6 +207,8 @@ class _Rewiring:
 
     def _kind(self, border: _Border, phase: TaskKind) -> TaskKind | None:
         """Return what turns a tensor at a border ([Note: exchanges])."""
+        if border.regrouping is not None:
+            return border.regrouping.kind if _inwards(border, phase) else None
         if border.axis != "tp":
             return TaskKind.ALL_TO_ALL
         towards = _inwards(border, phase)
@@ -194,11 +229,19 @@ class _Rewiring:
     def _node(self, border: _Border, side: str, *, phase: TaskKind, kind: TaskKind) -> Node:
         axis, region = border.axis, border.region
         home = self.graph.node[f"F.{region[0]}"]
-        stream, group = self._place(axis, region[0], home.pipeline_rank)
-        self.groups[group.name] = group
         span = f"{axis}{region[0]}-{region[1]}"
+        if border.regrouping is None:
+            stream, group = self._place(axis, region[0], home.pipeline_rank)
+            tags = home.tags
+        else:
+            how = border.regrouping
+            stream, tags = TRANSFERS, (("PP", home.stage),)
+            group = regrouping_group(self.graph, home.pipeline_rank, count=how.count, stride=how.stride)
+            span = f"{span}n{how.count}s{how.stride}"
+        self.groups[group.name] = group
         return replace(
             home,
+            tags=tags,
             uid=f"{kind.name}.{phase.name}.{side}.{span}",
             kind=kind,
             stream=stream,
@@ -209,6 +252,7 @@ class _Rewiring:
             phase=phase,
             enters=border.enters,
             region=region,
+            pieces=1 if border.regrouping is None else border.regrouping.pieces,
         )
 
     def _place(self, axis: str, segment: int, pipeline_rank: int) -> tuple[str, Group]:

@@ -34,6 +34,8 @@ _INSTEAD = {
 
 def require_runnable(plan: Plan) -> None:
     """Raise JobError naming what of a plan the runtime does not run; everything else is simulated only."""
+    if any(device.mesh is not None for device in plan.device_plans):
+        raise _refused("stages with meshes of their own", "use one mesh for all stages")
     for axis in ("tp", "cp"):
         if plan.mesh.size(axis) > 1:
             raise _refused(f"{axis}={plan.mesh.size(axis)}", f"run with {axis}=1")

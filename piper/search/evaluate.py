@@ -121,7 +121,7 @@ class Evaluator:
 
     def _compile(self, candidate: Candidate, *, global_batch: int) -> Plan:
         resolved = self._resolve(candidate, global_batch)
-        models = [self.model(size) for size in dict.fromkeys(resolved.sizes)]
+        models = [self.model(size) for size in resolved.captured_sizes]
         return compile_resolved(resolved, models, self.job, verified=False)
 
     def _resolve(self, candidate: Candidate, global_batch: int) -> Resolved:

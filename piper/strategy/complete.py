@@ -30,7 +30,7 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     listed = [d for d in stated if isinstance(d, Place)]
     places = _places(resolved, listed)
     counts = _unit_counts(resolved, places, model)
-    directives: list[Directive] = [_mesh(resolved), *(d for d in stated if _is_stage_mesh(d))]
+    directives: list[Directive] = [_mesh(resolved), *resolved.strategy.stage_meshes]
     directives += joined(places)
     directives += [place for place in listed if not place.is_whole]
     directives.append(resolved.split)
@@ -64,10 +64,6 @@ def _require_experts(resolved: Resolved) -> None:
         rule="is an axis for experts, but no shard distributes any",
         fix=f'add {{"op": "shard", "filter": {{"EP": "*"}}}}, or leave {axis} out',
     )  # fmt: skip
-
-
-def _is_stage_mesh(directive: Directive) -> bool:
-    return isinstance(directive, Mesh) and directive.filter is not None
 
 
 def _places(resolved: Resolved, listed: Sequence[Place]) -> tuple[Place, ...]:
@@ -129,6 +125,11 @@ def _filled_in(directive: Directive, resolved: Resolved) -> Directive:
         _require_agreement(
             directive, "tensor_degree", value=directive.tensor_degree, other=_axis(resolved, "etp")
         )
+        for stage_mesh in resolved.strategy.stage_meshes:
+            sizes = dict(stage_mesh.axes)
+            for field, axis in (("degree", "ep"), ("tensor_degree", "etp")):
+                stated_degree = (sizes.get(axis), stage_mesh.where)
+                _require_agreement(directive, field, value=getattr(directive, field), other=stated_degree)
         return replace(
             directive,
             degree=directive.degree or stated.ep or 1,
@@ -138,6 +139,9 @@ def _filled_in(directive: Directive, resolved: Resolved) -> Directive:
         mesh = _stated_mesh(resolved)
         stated_ranks = (mesh.shard_ranks, mesh.where) if mesh else None
         _require_agreement(directive, "shard_ranks", value=directive.shard_ranks, other=stated_ranks)
+        for stage_mesh in resolved.strategy.stage_meshes:
+            own = (stage_mesh.shard_ranks, stage_mesh.where)
+            _require_agreement(directive, "shard_ranks", value=directive.shard_ranks, other=own)
         return replace(directive, shard_ranks=directive.shard_ranks or stated.hsdp)
     return directive
 

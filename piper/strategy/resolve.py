@@ -13,6 +13,7 @@ from piper.directives import Order, Place, Split
 from piper.errors import JobError, StrategyError
 from piper.schedules import MOST_PASSES, copies_of, default_virtual_stages, find_schedule, unchecked_rows
 from piper.strategy.degrees import find_degrees
+from piper.strategy.local_sizes import captured_sizes, least_micro_batch
 from piper.strategy.places import places_of_stages
 from piper.strategy.shorthand import Shorthand
 from piper.strategy.strategy import Strategy
@@ -36,6 +37,8 @@ class Resolved:
         gpus: pp x dp x cp x tp.
         global_batch: sequences per step.
         split: the cut of a replica's batch; `sizes` its result.
+        captured_sizes: of microbatches on any stage: `sizes` without repetition, then those of stages with a
+            mesh of their own.
         defaults: what was assumed, by name.
         notices: what the user should know.
     """
@@ -46,6 +49,7 @@ class Resolved:
     global_batch: int
     split: Split
     sizes: tuple[int, ...]
+    captured_sizes: tuple[int, ...]
     defaults: Mapping[str, object]
     notices: tuple[str, ...]
 
@@ -108,17 +112,18 @@ def resolve(
     schedule, vp = _schedule(strategy, degrees.pp, defaults)
     zero = stated.zero if stated.zero is not None else _default(defaults, "zero", 0)
     recompute = stated.recompute or _default(defaults, "recompute", "none")
-    split = _split(strategy, micro_batch=micro_batch, defaults=defaults)
+    least = least_micro_batch(strategy, degrees)
+    split = _split(strategy, micro_batch=micro_batch, least=least, defaults=defaults)
     if global_batch is None:
         number = split.num_microbatches or _least_microbatches(schedule, degrees.pp, vp)
-        global_batch = degrees.dp * number * (split.micro_batch or 1)
+        global_batch = degrees.dp * number * (split.micro_batch or least)
         defaults["global_batch"] = global_batch
     _check_multiple(global_batch, degrees.dp)
     _check_number_of_passes(split.number_of(global_batch // degrees.dp), pp=degrees.pp)
     sizes = split.sizes(global_batch // degrees.dp)
-    notices = tuple(
-        _notices(zero=zero, shards=degrees.dp * degrees.cp, pp=degrees.pp, microbatches=len(sizes))
-    )
+    replicas = max((mesh.size("dp") for mesh in strategy.stage_meshes), default=1)
+    shards = max(degrees.dp, replicas) * degrees.cp
+    notices = tuple(_notices(zero=zero, shards=shards, pp=degrees.pp, microbatches=len(sizes)))
     sp = stated.sp or (_default(defaults, "sp", "on") if degrees.tp > 1 else None)
     complete = replace(
         stated,
@@ -142,6 +147,7 @@ def resolve(
         global_batch=global_batch,
         split=split,
         sizes=sizes,
+        captured_sizes=captured_sizes(strategy, degrees, sizes),
         defaults=defaults,
         notices=notices,
     )
@@ -204,7 +210,7 @@ def _many(degree: int | None) -> int | None:
     return degree if degree is not None and degree > 1 else None
 
 
-def _split(strategy: Strategy, *, micro_batch: int | None, defaults: dict[str, object]) -> Split:
+def _split(strategy: Strategy, *, micro_batch: int | None, least: int, defaults: dict[str, object]) -> Split:
     listed = [d for d in strategy.directives if isinstance(d, Split)]
     split = listed[0] if listed else Split(micro_batch=strategy.stated.micro_batch, where=strategy.where)
     if micro_batch is not None and split.micro_batch not in {None, micro_batch}:
@@ -218,7 +224,7 @@ def _split(strategy: Strategy, *, micro_batch: int | None, defaults: dict[str, o
     if micro_batch is not None:
         split = replace(split, micro_batch=micro_batch)
     if split.micro_batch is None and split.num_microbatches is None:
-        split = replace(split, micro_batch=_default(defaults, "micro_batch", 1))
+        split = replace(split, micro_batch=_default(defaults, "micro_batch", least))
     return split
 
 

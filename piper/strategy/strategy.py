@@ -50,8 +50,13 @@ class Strategy:
 
     def line_of(self, *kinds: type[Directive]) -> str:
         """Return file and line of the first directive of these kinds, the kinds in order, else `where`."""
-        found = (d.where for kind in kinds for d in self.directives if isinstance(d, kind))
-        return next(found, self.where)
+        whole = [d for d in self.directives if d not in self.stage_meshes]
+        return next((d.where for kind in kinds for d in whole if isinstance(d, kind)), self.where)
+
+    @property
+    def stage_meshes(self) -> tuple[Mesh, ...]:
+        """Return the meshes of single stages."""
+        return tuple(d for d in self.directives if isinstance(d, Mesh) and d.filter is not None)
 
     @property
     def shorthand(self) -> str:

@@ -31,6 +31,8 @@ def faults(plan: Plan) -> Iterator[Fault]:
     A device plan with ragged columns yields that alone: nothing else can be said about it.
     """
     yield from _rank_faults(plan)
+    if plan.device_plans:
+        yield from _mesh_faults(plan)
     yield from _fact_faults(plan)
     yield from _model_faults(plan)
     yield from _group_faults(plan)
@@ -40,6 +42,29 @@ def faults(plan: Plan) -> Iterator[Fault]:
         yield from ragged
         if not ragged:
             yield from _device_faults(plan, device, place)
+
+
+def _mesh_faults(plan: Plan) -> Iterator[Fault]:
+    """Yield meshes of single devices that are none of their ranks, or whose replicas share sequences."""
+    for number, device in enumerate(plan.device_plans):
+        place = f"device_plans[{number}].mesh.axes"
+        if device.mesh is None:
+            continue
+        names = [name for name, _ in device.mesh.axes]
+        sizes = ", ".join(f"{name} {size}" for name, size in device.mesh.axes)
+        if not set(names) <= {"tp", "cp", "dp"} or len(set(names)) < len(names):
+            yield Fault(place=place, value=sizes, rule="must name tp, cp and dp, each at most once")
+        elif min((size for _, size in device.mesh.axes), default=1) < 1:
+            yield Fault(place=place, value=sizes, rule="must be >= 1")
+        elif device.mesh.num_ranks != plan.replicas:
+            rule = f"must be the {plan.replicas} ranks that share a device plan"
+            yield Fault(place=place, value=sizes, rule=rule)
+        else:
+            dp = device.mesh.size("dp")
+            for size in plan.training.micro_batch_sizes:
+                if size * plan.mesh.size("dp") % dp:
+                    rule = f"must divide a microbatch of {size} x {plan.mesh.size('dp')} sequences"
+                    yield Fault(place=f"{place}.dp", value=dp, rule=rule)
 
 
 def _fact_faults(plan: Plan) -> Iterator[Fault]:

@@ -21,7 +21,7 @@ from simulator.plan.buffers import Bucket, BufferTable
 from simulator.plan.mesh import Group, Mesh
 from simulator.plan.task import NONE, Task, TaskKind, TaskName
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCALARS = (
     "kind", "stage", "microbatch", "first_segment", "last_segment", "part", "phase", "stream",
@@ -210,7 +210,8 @@ class TrainingFacts:
     Args:
         seq_len: tokens per sequence.
         global_batch: sequences per optimizer step, over all replicas.
-        micro_batch_sizes: sequences of microbatch 0, 1, ... of every replica; they sum to its batch.
+        micro_batch_sizes: sequences of microbatch 0, 1, ... of every replica; they sum to its batch. A device
+            with a mesh of its own takes this x dp of the plan's mesh / its dp.
         dtype: compute dtype ("bf16", "fp16", "fp32").
         optimizer: "adamw" or "sgd".
         clip_grad_norm: largest global gradient norm, or None (no clipping, no barrier).
@@ -263,6 +264,7 @@ class DevicePlan:
         buckets: parameters by reduction group.
         tasks: in host dispatch order.
         stream_rules: what is stated about streams, at most one rule each.
+        mesh: axes tp, cp and dp over its ranks, or None: as the plan's mesh says.
     """
 
     pipeline_rank: int
@@ -272,6 +274,7 @@ class DevicePlan:
     buckets: tuple[Bucket, ...]
     tasks: TaskTable
     stream_rules: tuple[StreamRuleFacts, ...] = ()
+    mesh: Mesh | None = None
 
     def codes(self) -> tuple[str, ...]:
         """Return `TaskName.code` of every task, in dispatch order."""
@@ -348,6 +351,10 @@ class Plan:
     def batch_shares(self) -> int:
         """Return over how many ranks of a pipeline rank the batch is cut; those of tp and cp share one."""
         return self.replicas // (self.mesh.size("tp") * self.mesh.size("cp"))
+
+    def axis_size(self, axis: str, *, pipeline_rank: int) -> int:
+        """Return the size of an axis for the ranks of a pipeline rank."""
+        return (self.device_plans[pipeline_rank].mesh or self.mesh).size(axis)
 
     def pipeline_rank_of(self, rank: int) -> int:
         """Return the device plan that `rank` executes."""

@@ -80,7 +80,7 @@ def test_a_random_strategy_obeys_every_law(seed: int) -> None:
 
 def the_work_is_that_of_the_model_whatever_the_order(draft: Draft, plan: Plan, _: Timeline) -> None:
     """Where nothing is cut: a rank then does whole matmuls."""
-    if draft.tp * draft.cp > 1 or any(entry["op"] == "shard" for entry in draft.directives):
+    if draft.tp * draft.cp > 1 or draft.meshes or any(entry["op"] == "shard" for entry in draft.directives):
         return
     tables = [device.tasks for device in plan.device_plans]
     for kind, name in PASSES.items():

@@ -20,6 +20,7 @@ from simulator.plan.checks.exchanges import check_exchanges
 from simulator.plan.checks.facts import Facts
 from simulator.plan.checks.lifetime import check_lifetime
 from simulator.plan.checks.recomputation import check_recomputation
+from simulator.plan.checks.regrouping import check_regrouping
 from simulator.plan.checks.sizes import check_sizes
 from simulator.plan.checks.transfers import check_transfers
 from simulator.plan.checks.updates import check_updates
@@ -33,6 +34,7 @@ CHECKS: dict[str, Callable[[Facts], list[Violation]]] = {
     "coverage": check_coverage,
     "dataflow": check_dataflow,
     "exchanges": check_exchanges,
+    "regrouping": check_regrouping,
     "recomputation": check_recomputation,
     "lifetime": check_lifetime,
     "sizes": check_sizes,
@@ -41,7 +43,16 @@ CHECKS: dict[str, Callable[[Facts], list[Violation]]] = {
 }
 
 NEEDS_ORDER = frozenset(
-    {"rendezvous", "collectives", "coverage", "dataflow", "lifetime", "contributions", "updates"}
+    {
+        "rendezvous",
+        "collectives",
+        "coverage",
+        "dataflow",
+        "regrouping",
+        "lifetime",
+        "contributions",
+        "updates",
+    }
 )
 
 __all__ = ["CHECKS", "NEEDS_ORDER", "Facts", "Violation"]

@@ -15,8 +15,8 @@ every trained parameter of s, on the pipeline rank where it runs. Reductions mov
 * Over the ranks of its group a reduction joins the sets of all members, which must have nothing in common.
 
 At the update of a dense bucket the set must be {all users} x {all microbatches} x {all ranks that differ
-in the axes dp and cp only}, of a "sequence" bucket those of tp too; experts are complete when every rank
-takes part in the bucket's group.
+in the axes dp and cp of the device's mesh only}, of a "sequence" bucket those of tp too; experts are complete
+when every rank takes part in the bucket's group.
 
 So a plan must say: `bucket`, `group` and (per microbatch) `microbatch` of every reduction, the buckets'
 parameters, and the members of groups.
@@ -266,7 +266,7 @@ class _Flow:
 
     def _over_ranks(self, bucket: Bucket, groups: tuple[int, ...]) -> Iterator[Violation]:
         """Yield replicas that the groups of a bucket sum twice or leave out."""
-        mesh = self.facts.plan.mesh
+        mesh = self.device.plan.mesh or self.facts.plan.mesh
         where = f"bucket {bucket.name} of rank {self.device.rank}"
         sizes = self._set_sizes(groups)
         replicas = mesh.size("dp") * mesh.size("cp")

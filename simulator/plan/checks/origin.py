@@ -44,6 +44,7 @@ ORIGINS: Mapping[str, tuple[str, ...]] = {
     "backward-count": _ORDER,
     "missing-order": _ORDER,
     "exchange-count": _EXCHANGE,
+    "never-regrouped": ("mesh",),
     "recomputed-twice": ("recompute",),
     "never-recomputed": ("recompute",),
     "wrong-microbatch": _MEMORY,

@@ -134,7 +134,7 @@ def _resident_numel(bucket: Bucket) -> int:
 
 def _frozen_numel(facts: Facts, device: DeviceFacts) -> int:
     """Return the frozen parameters of a device; 0 where they are cut over ranks, so that we cannot tell."""
-    mesh = facts.plan.mesh
+    mesh = device.plan.mesh or facts.plan.mesh
     if mesh.size("tp") * mesh.size("ep") * mesh.size("etp") > 1:
         return 0
     segments = facts.passes[device.rank].segments.tolist()

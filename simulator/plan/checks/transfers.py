@@ -9,7 +9,8 @@ each other is what the search for circular waits answers.
 [Note: message bytes]
 An edge names its tensors with shape and dtype for the first microbatch size; other sizes scale the
 microbatch dimension. Where tokens or hidden units are cut over ranks (axes cp, tp) a message is a share of
-that, the same for all microbatches.
+that, the same for all microbatches. Between devices with unlike meshes it is the share of a rank of the end
+with more replicas, each of which has fewer sequences of a microbatch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from cost_models.ops import DTYPE_BYTES
 from simulator.plan.checks.facts import Facts, Flags, Indices
 from simulator.plan.checks.violation import Violation
+from simulator.plan.mesh import Mesh
 from simulator.plan.plan import Edge, Plan
 from simulator.plan.task import RECV_KINDS, SEND_KINDS, TaskKind
 
@@ -148,27 +150,36 @@ def _unequal(
         yield Violation(rule="transfer-size", message=message, tasks=names)
 
 
-def message_bytes(plan: Plan, edge: Edge, *, gradient: bool) -> Indices:
-    """Return by microbatch the bytes of an edge's tensors ([Note: message bytes]), before any cut."""
+def message_bytes(plan: Plan, edge: Edge, *, gradient: bool, replicas: int) -> Indices:
+    """Return by microbatch the bytes of an edge's tensors on one of so many replicas, before any cut."""
     sizes = np.array(plan.training.micro_batch_sizes, dtype=np.int64)
+    local = sizes * plan.mesh.size("dp") // replicas
     total = np.zeros(len(sizes), dtype=np.int64)
     for segment, output in edge.grad_values if gradient else edge.values:
         spec = plan.segments[segment].outputs[output]
         each = prod(spec.shape) * DTYPE_BYTES[spec.dtype]
-        total += each if spec.batch_dim is None else each * sizes // sizes[0]
+        total += each if spec.batch_dim is None else each * local // sizes[0]
     return total
+
+
+def finer_end(plan: Plan, source: int, target: int) -> Mesh:
+    """Return the mesh of the one of two pipeline ranks that has more replicas."""
+    meshes = [plan.device_plans[rank].mesh or plan.mesh for rank in (source, target)]
+    return max(meshes, key=lambda mesh: mesh.size("dp"))
 
 
 def _wrong_bytes(facts: Facts, sends: TransferEnds, rows: Indices) -> Iterator[Violation]:
     """Yield matched transfers whose size is not that of the tensors of their edge."""
     plan = facts.plan
-    cut = plan.mesh.size("tp") * plan.mesh.size("cp")
-    shares = [share for share in range(1, cut + 1) if cut % share == 0]
     number = sends.edge * 2 + sends.gradient
     for which in np.unique(number[rows]).tolist():
         mine = rows[number[rows] == which]
         edge = plan.edges[which // 2]
-        whole = message_bytes(plan, edge, gradient=bool(which % 2))[sends.microbatch[mine]]
+        mesh = finer_end(plan, int(sends.source[mine[0]]), int(sends.target[mine[0]]))
+        cut = mesh.size("tp") * mesh.size("cp")
+        shares = [share for share in range(1, cut + 1) if cut % share == 0]
+        whole = message_bytes(plan, edge, gradient=bool(which % 2), replicas=mesh.size("dp"))
+        whole = whole[sends.microbatch[mine]]
         bad = _least_bad([sends.size_bytes[mine] * share != whole for share in shares])
         for row, expected in zip(mine[bad].tolist(), whole[bad].tolist(), strict=True):
             name = sends.name(facts, row)

@@ -78,7 +78,7 @@ def plan_of(
     resolved = resolve(
         load_strategy(text), gpus=None, gpus_per_node=8, global_batch=global_batch, micro_batch=micro_batch
     )
-    models = [captured(size, key) for size in dict.fromkeys(resolved.sizes)]
+    models = [captured(size, key) for size in resolved.captured_sizes]
     stages, directives = complete(resolved, models[0])
     graph = build_graph(
         models,

@@ -147,7 +147,7 @@ def test_split_refuses_a_part_of_the_model(which: dict[str, Any]) -> None:
     ("which", "stages"), [({"PP": 0}, {0}), ({"PP": [1, 2]}, {1, 2}), ({"PP": {"not": 0}}, {1, 2, 3})]
 )
 def test_a_mesh_of_stages_takes_all_forms_over_stages(which: dict[str, Any], stages: set[int]) -> None:
-    (fact,) = directive("mesh", axes={"tp": 4, "dp": 2}, filter=which).apply(graph()).stage_meshes
+    (fact,) = directive("mesh", axes={"tp": 4, "cp": 2}, filter=which).apply(graph()).stage_meshes
     assert fact.segments == segments_with(lambda tags: tags["PP"] in stages)
 
 

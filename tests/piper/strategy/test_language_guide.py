@@ -175,6 +175,7 @@ COUNTS = {
     },
     "hsdp": {"reduce": {"REDUCE_SCATTER": UNITS * MICROBATCHES, "ALL_REDUCE": UNITS}},
     "megatron_3d": {"tp": {"ALL_GATHER": 8 * (16 + 17 + 16), "REDUCE_SCATTER": 8 * (17 + 16)}},
+    "stage_meshes": {"pp": {"ALL_TO_ALL": 8}, "send_f>1": {"SEND_F": 8}},
     "interleaved_zero1": {
         "dp": {"ALL_GATHER": 2, "ALL_REDUCE": 1, "REDUCE_SCATTER": 2},
         "send_f>1": {"SEND_F": 2 * 8},
@@ -203,6 +204,7 @@ BUCKETS: dict[str, list[tuple[int, int, int, int]]] = {
     "fsdp": [(unit, 8, 8, 8) for unit in _LLAMA],
     "hsdp": [(unit, 4, 4, 4) for unit in _LLAMA],
     "megatron_3d": [((EMBEDDING + 8 * DENSE_LAYER) // 2, 1, 1, 2), (8 * 2 * NORM, 1, 1, 2)],
+    "stage_meshes": [((EMBEDDING + 8 * DENSE_LAYER) // 2, 1, 1, 4), (8 * 2 * NORM, 1, 1, 4)],
     "interleaved_zero1": [(sum(_LLAMA[:3]), 1, 1, 2), (sum(_LLAMA[9:11]), 1, 1, 2)],
     "moe_ep_folded": [
         ((EMBEDDING + 4 * HEADS) // 2, 1, 1, 2),
@@ -242,6 +244,14 @@ def test_groups_of_the_examples_are_those_that_the_texts_name() -> None:
     assert groups("context_parallel", "cp") == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert (0, 1, 2, 3, 4, 5, 6, 7) in groups("context_parallel", "dp")
     assert [device.stages for device in plan_of("dualpipe_v_ep").device_plans] == [(0, 3), (1, 2)]
+
+
+def test_a_rank_of_a_stage_cut_twice_as_fine_holds_half_of_its_parameters() -> None:
+    file = str(ROOT / "examples" / "strategies" / "stage_meshes.json")
+    ranks = piper.simulate(piper.compile_plan("llama3-8b", file, seq_len=1024)).summary["ranks"]
+    for kind, share in (("parameters", 0.5), ("gradients", 0.5), ("optimizer", 1.0)):
+        first, second = (rank["memory_by_class_bytes"][kind] for rank in ranks)
+        assert second == pytest.approx(first * share, rel=0.01)
 
 
 def test_buckets_of_ddp_are_reduced_while_the_backward_of_others_goes_on() -> None:
