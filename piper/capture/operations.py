@@ -121,10 +121,12 @@ def _attention_backward(call: Call) -> Cost:
 
 
 def _scores(qkv: Sequence[Tensor], call: Call, *, matmuls: int, causal: bool) -> Cost:
-    query, key, _ = qkv
+    query, key, value = qkv
     batch, heads, seq_q, head_dim = query.shape
     kv_heads, seq_kv = key.shape[1], key.shape[2]
-    flops = 2 * matmuls * batch * heads * seq_q * seq_kv * head_dim
+    of_values = matmuls // 2  # the others go over the features of queries and keys
+    features = (matmuls - of_values) * head_dim + of_values * value.shape[-1]
+    flops = 2 * batch * heads * seq_q * seq_kv * features
     moved = sum(touched_bytes(t) for t in (*call.reads, *call.writes) if t.dtype.is_floating_point)
     shape = (batch, heads, kv_heads, seq_q, seq_kv, head_dim)
     return Cost(OpKind.ATTENTION, shape, flops // 2 if causal else flops, moved, causal)
