@@ -15,6 +15,7 @@ from piper.graph import (
     Recomputation,
     Replication,
     SequenceSharding,
+    StageMesh,
     TensorSharding,
 )
 from piper.graph.graph import Rows
@@ -29,6 +30,9 @@ DENSE_TP = TensorSharding(segments=(2, 3, 4))
 RING = SequenceSharding(segments=(3,))
 ULYSSES = SequenceSharding(segments=(3,), method="all_to_all")
 EP = ExpertSharding(segments=(6,), degree=2, imbalance=1.25)
+COARSE = StageMesh(segments=(4, 5, 6, 7, 8), axes=(("tp", 4), ("cp", 1), ("dp", 1)))
+FINE = StageMesh(segments=(0, 1, 2, 3), axes=(("tp", 1), ("cp", 1), ("dp", 4)))
+TURNED = replace(COARSE, axes=(("tp", 2), ("cp", 2), ("dp", 1)))
 FULL, HALF = Recomputation(segments=(4, 5, 6, 7)), Recomputation(segments=(1, 2, 3))
 
 
@@ -120,6 +124,28 @@ CASES: dict[str, dict[str, Any]] = {
         "stages": TWO, "axes": {"tp": 2, "cp": 2, "dp": 2}, "tensor_shardings": (TP,),
         "sequence_shardings": (RING,), "replications": every(zero=3, shard_ranks=2), "rows": MIXED,
     },
+    "meshes": {
+        "sizes": (2, 4, 1), "stages": TWO, "axes": {"tp": 2, "dp": 2}, "stage_meshes": (FINE, COARSE),
+        "tensor_shardings": (TP,), "replications": every(zero=1), "rows": MIXED,
+    },
+    "meshes_plain": {
+        "sizes": (2, 4, 1), "stages": TWO, "axes": {"tp": 2, "dp": 2}, "stage_meshes": (FINE, COARSE),
+        "tensor_shardings": (PLAIN_TP,), "replications": every(zero=2), "recomputations": (HALF, FULL),
+    },
+    "meshes_cp": {
+        "sizes": (1, 2), "stages": TWO, "axes": {"tp": 1, "cp": 2, "dp": 2}, "stage_meshes": (TURNED,),
+        "tensor_shardings": (PLAIN_TP,), "sequence_shardings": (RING,), "replications": every(zero=3),
+    },
+    "meshes_asynchronous": {
+        "sizes": (1, 2), "stages": TWO, "axes": {"tp": 2, "dp": 2}, "stage_meshes": (COARSE,),
+        "tensor_shardings": (replace(TP, asynchronous=True),), "rows": SPLIT,
+        "replications": every(reduce_every="microbatch"),
+    },
+    "meshes_ep": {
+        "sizes": (1, 2), "experts": True, "stages": TWO, "axes": {"tp": 2, "dp": 2},
+        "stage_meshes": (COARSE,), "tensor_shardings": (DENSE_TP,), "expert_shardings": (EP,),
+        "replications": every(zero=1),
+    },
     "tied": {"tied": True, "stages": TWO, "axes": {"dp": 2}, "replications": every(zero=1)},
     "tied_zero3": {
         "tied": True, "stages": TWO, "axes": {"dp": 4}, "replications": every(zero=3, shard_ranks=2),
@@ -202,7 +228,9 @@ def with_cut_loss(model: CapturedModel) -> CapturedModel:
 def graph_of(name: str, **changes: Any) -> Graph:
     """Return the graph of a combination, with some fields changed, before the passes."""
     case = CASES[name] | changes
-    model = transformer(layers=1, experts=case.pop("experts", False))
+    experts, sizes = case.pop("experts", False), case.pop("sizes", (1,))
+    models = [transformer(layers=1, experts=experts, micro_batch=size) for size in sizes]
+    model = models[0]
     if case.pop("tied", False):
         model = with_tied_head(model)
     if case.pop("cut_loss", False):
@@ -210,4 +238,6 @@ def graph_of(name: str, **changes: Any) -> Graph:
     stages = max(case["stages"]) + 1
     case["axes"] = {"pp": stages, **case["axes"]}
     case.setdefault("rows", fused(stages, 2))
+    if len(models) > 1:
+        case["models"] = tuple(models)
     return placed(model, **case)

@@ -279,6 +279,43 @@ def double_exchange(plan: Plan, choose: random.Random) -> Mutant | None:
     return None
 
 
+def drop_regrouping(plan: Plan, choose: random.Random) -> Mutant | None:
+    """No microbatch is regrouped: ranks go on with samples or tokens of others."""
+    places = [
+        (rank, task.stage, task.phase)
+        for rank, number in _places(plan, COLLECTIVE_KINDS)
+        if _regroups(plan, task := plan.device_plans[rank].tasks.task(number))
+    ]
+    if not places:
+        return None
+    rank, stage, phase = choose.choice(sorted(set(places)))
+    what = f"stage {stage} of rank {rank} regroups nothing in {TaskKind(phase).name}"
+    return Mutant(plan=without_regrouping(plan, rank, stage, phase), what=what)
+
+
+def without_regrouping(plan: Plan, rank: int, stage: int, phase: int) -> Plan:
+    """Return the plan without what a stage regroups in a pass: tasks take what arrives as it is."""
+    tasks = tasks_of(plan.device_plans[rank])
+    gone = {
+        number for number, task in enumerate(tasks)
+        if _regroups(plan, task) and (task.stage, task.phase) == (stage, phase)
+    }  # fmt: skip
+    arrived = {made: tasks[n].reads for n in gone for made in tasks[n].allocates}
+    for number, task in enumerate(tasks):
+        frees = () if number in gone else _instead_of(task.frees, arrived)
+        tasks[number] = replace(task, reads=_instead_of(task.reads, arrived), frees=frees)
+    return with_tasks(plan, rank, without(tasks, gone))
+
+
+def _instead_of(buffers: Sequence[int], others: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(other for buffer in buffers for other in others.get(buffer, (buffer,))))
+
+
+def _regroups(plan: Plan, task: Task) -> bool:
+    inside = task.kind in COLLECTIVE_KINDS and len(plan.groups[task.group].pipeline_ranks) == 1
+    return inside and task.microbatch != NONE and plan.groups[task.group].axis == "pp"
+
+
 def drop_norm(plan: Plan, choose: random.Random) -> Mutant | None:
     """Gradients are clipped by another norm; over one rank there is nothing to sum."""
     kinds = {K.NORM} if plan.num_ranks == 1 else {K.NORM, K.ALL_REDUCE}
@@ -738,6 +775,7 @@ MUTATIONS: dict[str, Mutation] = {
     "drop transfer": drop_transfer,
     "drop reduction": _drop(REDUCTIONS, _is_bucket),
     "drop exchange": drop_exchange,
+    "drop regrouping": drop_regrouping,
     "drop norm": drop_norm,
     "drop update": _drop({K.UPDATE}),
     "drop gather": _drop({K.ALL_GATHER}, _is_gather_after_update),

@@ -3,8 +3,9 @@
 [Note: regrouping]
 Ranks count tp fastest, then cp, dp, and every stage has as many. So a replica of a stage with fewer
 replicas (the coarse one) takes the samples of several neighbouring replicas of the other (the fine one), on
-its ranks. Rank i of one stage sends to rank i of the other, always the share of a rank of the fine stage;
-what ranks then lack, they exchange at the receiving side:
+its ranks. Rank i of one stage sends to rank i of the other, always the share of a rank of the fine stage
+(whole tokens from a coarse one: rank t along tp sends those of fine replica t / tp of the fine stage); what
+ranks then lack, they exchange at the receiving side:
   sequence_parallel                 tokens are cut over tp at both ends: all-to-all within the coarse replica
   into a coarse stage               the tensors of k fine replicas: all-gather among the k ranks that got them
   into a fine stage                 the sender has all that the receiver needs and sends only that: nothing
