@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from piper.models import shape as shapes
 from piper.models.norms import Norm
 from piper.models.positions import rotate
-from piper.models.projections import Linear
+from piper.models.projections import Linear, by_inputs, by_outputs, compressed, expanded
 from piper.models.token_mixing import Extras, Mixing, mix_tokens
 
 
@@ -39,12 +39,21 @@ class Attention(nn.Module):
 
     def prepare(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return what `forward` takes, made outside of the scope that tensor parallelism cuts."""
-        return (x,)
+        return x, *compressed(x, *self._projections)
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        """Map [microbatch, seq, hidden] to the same shape; `tables` as `position_tables` makes them."""
-        shape, seq = self.shape, x.shape[1]
-        query, key, value = self._projected(x)
+    def finish(self, made: tuple[Tensor, ...]) -> Tensor:
+        """Return [microbatch, seq, hidden], outside of that scope."""
+        return expanded(self.o_proj, made)
+
+    def forward(self, prepared: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what `finish` takes.
+
+        Args:
+            prepared: by `prepare` from [microbatch, seq, hidden].
+            tables: cosine and sine, the slopes of the heads, or nothing.
+        """
+        shape, seq = self.shape, prepared[0].shape[1]
+        query, key, value = self._projected(*prepared)
         if shape.qk_norm is not None:
             query, key = self._normed(query, self.q_norm), self._normed(key, self.k_norm)
         if shape.rotary is not None:
@@ -70,23 +79,27 @@ class Attention(nn.Module):
                 sinks=self.sinks if shape.sinks else None,
             ),
         )
-        output: Tensor = self.o_proj(mixed.flatten(2))
-        return output
+        return by_inputs(self.o_proj, mixed.flatten(2))
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    @property
+    def _projections(self) -> tuple[nn.Linear, ...]:
+        return (self.qkv_proj,) if self.shape.fused_qkv else (self.q_proj, self.k_proj, self.v_proj)
+
+    def _projected(self, x: Tensor, *lows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, [microbatch, seq, heads, head_dim].
 
         Fused ones: [microbatch, seq, kv_heads, heads of a group, head_dim].
         """
-        shape = self.shape
+        shape, left = self.shape, [*lows]
         if shape.fused_qkv:
             group = shape.heads // shape.kv_heads
-            fused = torch.unflatten(self._clipped(self.qkv_proj(x)), -1, (-1, group + 2, shape.head_dim))
+            fused = self._clipped(by_outputs(self.qkv_proj, x, left))
+            fused = torch.unflatten(fused, -1, (-1, group + 2, shape.head_dim))
             query, key, value = torch.split(fused, [group, 1, 1], dim=-2)
             return query, key, value
         query, key, value = (
-            torch.unflatten(self._clipped(projection(x)), -1, (-1, shape.head_dim))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            torch.unflatten(self._clipped(by_outputs(projection, x, left)), -1, (-1, shape.head_dim))
+            for projection in self._projections
         )
         return query, key, value
 

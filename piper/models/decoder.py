@@ -22,6 +22,7 @@ from piper.models.layer import Layer
 from piper.models.loss import summed_loss
 from piper.models.norms import Norm
 from piper.models.positions import alibi_slopes, rope_tables
+from piper.models.prediction import LOSS_WEIGHT, NO_TARGET, Prediction, ahead
 from piper.models.projections import AdaptedLinear, Embedding, Linear, add_adapters
 
 
@@ -47,6 +48,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(kinds[layer], shape.hidden) for layer in shape.layers)
         if shape.final_norm is not None:
             self.norm = Norm(shape.final_norm, shape.hidden)
+        if shape.prediction_depth:
+            self.predictions = nn.ModuleList(
+                Prediction(shape, depth=depth) for depth in range(1, shape.prediction_depth + 1)
+            )
         self._tables: dict[shapes.Rotary | int, tuple[str, ...]] = {}
         for layer in kinds:
             key = _positions_of(layer)
@@ -70,6 +75,16 @@ class Decoder(nn.Module):
         for layer, shape in zip(self.layers, self.shape.layers, strict=True):
             x = layer(x, *self.tables(shape))
         return x
+
+    def further(self, x: Tensor, labels: Tensor) -> list[Tensor]:
+        """Return what each module for further tokens makes of the stream, not yet normalised."""
+        made: list[Tensor] = []
+        if not self.shape.prediction_depth:
+            return made
+        for module in self.predictions:
+            x = module(x, labels, self.embed_tokens, self.tables(self.shape.layers[-1]))
+            made.append(x)
+        return made
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         embedding = self.shape.embedding
@@ -123,6 +138,9 @@ class CausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         if shape.adapters is not None:
             add_adapters(self, shape.adapters)
+        for name, parameter in self.named_parameters():
+            if name.startswith(shape.frozen):
+                parameter.requires_grad_(False)
         if not self.lm_head.weight.is_meta:
             self.reset_parameters()
 
@@ -150,10 +168,18 @@ class CausalLM(nn.Module):
             tokens, labels: [microbatch, seq], int64; labels are the tokens shifted by one.
         """
         x = self.model(tokens)
+        further = self.model.further(x, labels)
         with annotate("PP"):
             normed = self.model.norm(x) if self.shape.final_norm is not None else x
             with annotate("TP"):
-                return summed_loss(normed, labels, projection=self.lm_head, head=self.shape.head)
+                loss = summed_loss(normed, labels, projection=self.lm_head, head=self.shape.head)
+            for depth, made in enumerate(further, start=1):
+                normed = self.model.get_submodule(f"predictions.{depth - 1}.norm")(made)
+                with annotate("TP"):
+                    targets = ahead(labels, depth, fill=NO_TARGET)
+                    more = summed_loss(normed, targets, projection=self.lm_head, head=self.shape.head)
+                    loss = loss + more * (LOSS_WEIGHT / len(further))
+            return loss
 
 
 def _positions_of(layer: shapes.Layer) -> shapes.Rotary | int | None:

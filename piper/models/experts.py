@@ -138,8 +138,10 @@ class SparseMoE(nn.Module):
         routed = self._routed(x.flatten(0, 1)).view(x.shape)
         if self.shape.shared is None:
             return routed
+        prepared = self.shared_expert.prepare(x)
         with annotate("TP"):
-            shared: Tensor = self.shared_expert(x)
+            made = self.shared_expert(prepared)
+        shared = self.shared_expert.finish(made)
         if self.shape.shared_gate:
             shared = torch.sigmoid(self.shared_expert_gate(x)) * shared
         return routed + shared

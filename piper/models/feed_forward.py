@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piper.models import shape as shapes
-from piper.models.projections import Linear
+from piper.models.projections import Linear, by_inputs, by_outputs, compressed, expanded
 
 QUICK_GELU_SLOPE = 1.702
 """Hendrycks, Gimpel 2016 (arXiv 1606.08415), section 2: GELU is about x * sigmoid(1.702 x)."""
@@ -58,15 +58,31 @@ class FeedForward(nn.Module):
             self.up_proj = Linear(hidden, shape.width, bias=shape.up_bias)
         self.down_proj = Linear(shape.width, hidden, bias=shape.down_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., hidden] to the same shape."""
-        output: Tensor = self.down_proj(self._inner(x))
-        return output
+    def prepare(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what `forward` takes, made outside of the scope that tensor parallelism cuts."""
+        return x, *compressed(x, *self._ups)
 
-    def _inner(self, x: Tensor) -> Tensor:
+    def forward(self, prepared: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what `finish` takes; `prepared` from [..., hidden]."""
+        return by_inputs(self.down_proj, self._inner(*prepared))
+
+    def finish(self, made: tuple[Tensor, ...]) -> Tensor:
+        """Return [..., hidden], outside of that scope."""
+        return expanded(self.down_proj, made)
+
+    @property
+    def _ups(self) -> tuple[nn.Linear, ...]:
         if not self.shape.gated:
-            return ACTIVATIONS[self.shape.activation](self.up_proj(x))
+            return (self.up_proj,)
+        return (self.gate_up_proj,) if self.shape.fused_gate else (self.gate_proj, self.up_proj)
+
+    def _inner(self, x: Tensor, *lows: Tensor) -> Tensor:
+        left = [*lows]
+        if not self.shape.gated:
+            return ACTIVATIONS[self.shape.activation](by_outputs(self.up_proj, x, left))
         if self.shape.fused_gate:
-            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+            gate, up = by_outputs(self.gate_up_proj, x, left).chunk(2, dim=-1)
             return opened(self.shape, gate) * lifted(self.shape, up)
-        return opened(self.shape, self.gate_proj(x)) * lifted(self.shape, self.up_proj(x))
+        return opened(self.shape, by_outputs(self.gate_proj, x, left)) * lifted(
+            self.shape, by_outputs(self.up_proj, x, left)
+        )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from piper.models import shape as shapes
 from piper.models.norms import Norm
 from piper.models.positions import rotate
-from piper.models.projections import Linear
+from piper.models.projections import Linear, by_inputs, by_outputs, compressed, expanded
 from piper.models.token_mixing import Extras, Mixing, mix_tokens
 
 
@@ -41,28 +41,36 @@ class LatentAttention(nn.Module):
         """Return what `forward` takes, made outside of the scope that tensor parallelism cuts."""
         shape = self.shape
         query = x if shape.query_rank is None else self.q_a_layernorm(self.q_a_proj(x))
-        compressed, key_rope = torch.split(
-            self.kv_a_proj_with_mqa(x), [shape.kv_rank, shape.rope_dim], dim=-1
-        )
-        return query, self.kv_a_layernorm(compressed), key_rope
+        latent, key_rope = torch.split(self.kv_a_proj_with_mqa(x), [shape.kv_rank, shape.rope_dim], dim=-1)
+        latent = self.kv_a_layernorm(latent)
+        lows = (*compressed(query, self._query_up), *compressed(latent, self.kv_b_proj))
+        return query, latent, key_rope, *lows
 
-    def forward(  # noqa: PLR0917
-        self, query: Tensor, compressed: Tensor, key_rope: Tensor, tables: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Return [microbatch, seq, hidden].
+    def finish(self, made: tuple[Tensor, ...]) -> Tensor:
+        """Return [microbatch, seq, hidden], outside of that scope."""
+        return expanded(self.o_proj, made)
+
+    @property
+    def _query_up(self) -> nn.Linear:
+        return self.q_proj if self.shape.query_rank is None else self.q_b_proj
+
+    def forward(self, prepared: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what `finish` takes.
 
         Args:
-            query: [microbatch, seq, query_rank], or the layer's input.
-            compressed: keys and values, [microbatch, seq, kv_rank].
-            key_rope: rotated part of the keys, [microbatch, seq, rope_dim].
+            prepared: queries [microbatch, seq, query_rank] or the layer's input; keys and values [microbatch,
+                seq, kv_rank]; the part of the keys that is rotated [microbatch, seq, rope_dim]; and what
+                adapters need.
             tables: cosine and sine.
         """
+        query, latent, key_rope, *lows = prepared
         shape, seq = self.shape, query.shape[1]
         cos, sin = (table[:seq, None, :] for table in tables)
-        up = self.q_proj if shape.query_rank is None else self.q_b_proj
-        query = torch.unflatten(up(query), -1, (-1, shape.nope_dim + shape.rope_dim))
+        query = by_outputs(self._query_up, query, lows)
+        query = torch.unflatten(query, -1, (-1, shape.nope_dim + shape.rope_dim))
         query_nope, query_rope = torch.split(query, [shape.nope_dim, shape.rope_dim], dim=-1)
-        key_value = torch.unflatten(self.kv_b_proj(compressed), -1, (-1, shape.nope_dim + shape.value_dim))
+        key_value = by_outputs(self.kv_b_proj, latent, lows)
+        key_value = torch.unflatten(key_value, -1, (-1, shape.nope_dim + shape.value_dim))
         key_nope, value = torch.split(key_value, [shape.nope_dim, shape.value_dim], dim=-1)
         interleaved = shape.rotary.interleaved
         query_rope = rotate(query_rope, cos, sin, interleaved=interleaved)
@@ -75,5 +83,4 @@ class LatentAttention(nn.Module):
             Mixing(scale=shape.scale, dropout=shape.dropout if self.training else 0.0),
             Extras(),
         )
-        output: Tensor = self.o_proj(mixed.flatten(2))
-        return output
+        return by_inputs(self.o_proj, mixed.flatten(2))

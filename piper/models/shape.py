@@ -10,7 +10,7 @@ one token: of a layer's routed experts only `top_k`, all else whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
@@ -376,7 +376,8 @@ class DecoderShape:
         prediction_depth: modules that predict further tokens (multi-token prediction, DeepSeek-V3, arXiv
             2412.19437, section 2.2): each has three norms (of the token, of the stream, before the head), a
             projection 2 hidden -> hidden and a layer as the last one, and shares embedding and head.
-        adapters: or None.
+        adapters: or None; with them all other parameters are frozen.
+        frozen: parts that are not trained, by the beginning of their parameters' names: "model.embed_tokens".
         init_std: standard deviation of the published initialisation of matrices.
         assumed: config keys that were left out, with the value taken.
         notices: parts of the published model that are not here, each said in a sentence.
@@ -392,6 +393,7 @@ class DecoderShape:
     context_length: int
     prediction_depth: int = 0
     adapters: LowRankAdapters | None = None
+    frozen: tuple[str, ...] = ()
     init_std: float = 0.02
     assumed: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -405,6 +407,10 @@ class DecoderShape:
     def n_active_parameters(self) -> int:
         """Return how many parameters take part for one token."""
         return self._count(lambda layer: layer.n_parameters(self.hidden, active=True))
+
+    def padded(self, multiple: int) -> DecoderShape:
+        """Return the shape with a vocabulary rounded up to a multiple (Megatron: 128 times the tp degree)."""
+        return replace(self, vocabulary=-(-self.vocabulary // multiple) * multiple)
 
     def _count(self, of_layer: Callable[[Layer], int]) -> int:
         hidden = self.hidden
