@@ -9,14 +9,15 @@ from piper.directives import Mesh, Place, Replicate, Shard, ShardSequence, Shard
 from piper.errors import StrategyError
 from piper.graph import Filter
 from piper.graph.directive import Directive
+from piper.strategy.device_meshes import meshes_of_lists
 
 
 def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
     """Return directives in which device lists became positions on a mesh.
 
     The reference's device numbers are symbolic: equal lists are one pipeline rank, ordered by their
-    lowest number. The members of a list are replicas, or, where a `shard_tensor` cuts regions over them,
-    the ranks of the axis tp; a `shard` distributes experts over all of them.
+    lowest number. The members of a list are replicas or the ranks of the axis tp (`device_meshes`); a
+    `shard` distributes experts over all of them.
 
     A place all of whose stages a later one places again is left out first.
 
@@ -41,12 +42,7 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
         )  # fmt: skip
     _require_groups(listed)
     size = len(lists[0])
-    axes = (
-        (("tp", size), ("pp", len(lists)))
-        if _cuts_tensors(directives)
-        else (("dp", size), ("pp", len(lists)))
-    )
-    mesh = Mesh(axes=axes, where=listed[0].where)
+    mesh, *alone = meshes_of_lists(directives, lists)
     stated = [d for d in directives if isinstance(d, Mesh) and d.filter is None]
     if stated and (stated[0].ranks_of_stage, stated[0].size("pp")) != (size, len(lists)):
         raise StrategyError(
@@ -59,7 +55,7 @@ def with_places(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
         else d
         for d in directives
     )
-    return placed if stated else (mesh, *(_over_whole_groups(d, size) for d in placed))
+    return placed if stated else (mesh, *alone, *(_over_whole_groups(d, size) for d in placed))
 
 
 def _without_overridden(directives: Sequence[Directive]) -> tuple[Directive, ...]:
@@ -73,10 +69,6 @@ def _without_overridden(directives: Sequence[Directive]) -> tuple[Directive, ...
             placed.update(directive.stages)
         kept.append(directive)
     return tuple(reversed(kept))
-
-
-def _cuts_tensors(directives: Sequence[Directive]) -> bool:
-    return any(isinstance(d, ShardTensor) and d.axis == "tp" for d in directives)
 
 
 def _over_whole_groups(directive: Directive, size: int) -> Directive:
