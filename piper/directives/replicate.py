@@ -130,7 +130,7 @@ class Replicate(Directive):
                 rule=f"does not divide the {replicas} replicas (dp x cp)"
                 + ("" if own is None else f" of stage {stage}"),
                 fix=f"use a divisor of {replicas}"
-                + ("" if own is None else f", or let the mesh at {own.where} say dp_shard"),
+                + ("" if own is None else ", or leave it out and let meshes say dp_shard"),
             )  # fmt: skip
         return stated
 

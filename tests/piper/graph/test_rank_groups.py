@@ -12,6 +12,7 @@ from piper.graph.rank_groups import (
     expert_group,
     expert_replica_group,
     expert_shard_group,
+    regrouping_group,
     replica_group,
     shard_group,
     tensor_group,
@@ -89,3 +90,11 @@ def test_a_stage_with_a_mesh_of_its_own_counts_its_ranks_in_its_own_way() -> Non
     graph = replace(graph, stage_meshes=(other,))
     assert replica_group(graph, 0).members == ((0, 1, 2, 3),)
     assert tensor_group(graph, 1).members == ((4, 5), (6, 7))
+
+
+def test_ranks_that_regroup_are_neighbours_or_a_stride_apart() -> None:
+    graph = graph_on(tp=2, dp=4, pp=2)
+    assert regrouping_group(graph, 1, count=4, stride=1).members == ((8, 9, 10, 11), (12, 13, 14, 15))
+    found = regrouping_group(graph, 0, count=2, stride=2)
+    assert found.members == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert found.axis == "pp"

@@ -41,6 +41,13 @@ def test_a_cut_axis_is_refused(axis: str) -> None:
         require_runnable(replace(plan(), mesh=mesh))
 
 
+def test_stages_with_meshes_of_their_own_are_refused() -> None:
+    first, *others = plan().device_plans
+    mesh = Mesh(axes=(("tp", 1), ("cp", 1), ("dp", 2)))
+    with pytest.raises(JobError, match=r"(?s)stages with meshes of their own.*use one mesh for all stages"):
+        require_runnable(replace(plan(), device_plans=(replace(first, mesh=mesh), *others)))
+
+
 @pytest.mark.parametrize(
     ("kind", "fix"),
     [(TaskKind.BI, "fused"), (TaskKind.OFFLOAD, "offload"), (TaskKind.ALL_TO_ALL, "directive")],

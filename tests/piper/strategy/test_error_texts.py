@@ -54,6 +54,7 @@ def _task(text: str) -> dict[str, Any]:
 MESH = op("mesh", axes={"pp": 2, "dp": 2, "tp": 2})
 REPLICATE = op("replicate", filter={})
 SPLIT = op("split", filter={}, dim_name="MB", num_microbatches=2)
+CUT = (REPLICATE, op("shard_tensor", filter={"TP": "*"}))
 ROW = slots("0F0", "0F1", "0B0", "0B1")
 
 GROUPS: dict[str, dict[str, list[Entry]]] = {
@@ -89,6 +90,58 @@ GROUPS: dict[str, dict[str, list[Entry]]] = {
         "pp inside a stage": [MESH, op("mesh", axes={"pp": 2}, filter={"PP": 0})],
         "a stage with more ranks than the others": [MESH, op("mesh", axes={"tp": 8}, filter={"PP": 0})],
         "experts on more ranks than there are": [op("mesh", axes={"pp": 2, "dp": 2, "ep": 3}), REPLICATE],
+    },
+    "stage_meshes": {
+        "another cut of sequences": [MESH, op("mesh", axes={"tp": 2, "cp": 2}, filter={"PP": 0}), *CUT],
+        "replicas that are no unions of others": [
+            op("mesh", axes={"pp": 2, "dp": 2, "tp": 3}),
+            op("mesh", axes={"dp": 3, "tp": 2}, filter={"PP": 1}),
+            *CUT,
+        ],
+        "replicas that are no unions of those of a third stage": [
+            op("mesh", axes={"pp": 3, "dp": 1, "tp": 6}),
+            *(op("mesh", axes={"dp": dp, "tp": 6 // dp}, filter={"PP": dp - 1}) for dp in (2, 3)),
+            *CUT,
+        ],
+        "more replicas than sequences": [
+            MESH,
+            op("mesh", axes={"dp": 4}, filter={"PP": 1}),
+            op("split", filter={}, micro_batch=1),
+            *CUT,
+        ],
+        "two meshes on a pipeline rank": [
+            MESH,
+            op("mesh", axes={"tp": 4}, filter={"PP": 2}),
+            *places(0, 1, 0, 1),
+            *CUT,
+        ],
+        "ranks that would repeat the same work": [
+            op("mesh", axes={"pp": 2, "dp": 4}),
+            op("mesh", axes={"tp": 4}, filter={"PP": 1}),
+            REPLICATE,
+        ],
+        "experts that nothing distributes": [
+            MESH,
+            op("mesh", axes={"tp": 2, "dp": 2, "ep": 2}, filter={"PP": 1}),
+            *CUT,
+        ],
+        "shards that are more than the replicas of a stage": [
+            op("mesh", axes={"pp": 2, "dp": 4}),
+            op("mesh", axes={"tp": 2, "dp": 2}, filter={"PP": 1}),
+            op("replicate", filter={}, shard_params=True, shard_ranks=4),
+            op("shard_tensor", filter={"TP": "*"}),
+        ],
+        "shards of a stage that contradict replicate": [
+            op("mesh", axes={"pp": 2, "dp": 4}),
+            op("mesh", axes={"dp_replicate": 1, "dp_shard": 4}, filter={"PP": 1}),
+            op("replicate", filter={}, shard_params=True, shard_ranks=2),
+        ],
+        "experts of a stage that contradict shard": [
+            op("mesh", axes={"pp": 2, "dp": 4}),
+            op("mesh", axes={"dp": 4, "ep": 4}, filter={"PP": 1}),
+            REPLICATE,
+            op("shard", filter={"EP": "*"}, degree=2),
+        ],
     },
     "place": {
         "no stage": [op("place", filter={"LAYER": 0}, at={"pp": 0})],
