@@ -106,7 +106,8 @@ class Attention:
         qkv_bias, out_bias: of the projections.
         fused_qkv: one projection for queries, keys and values, or three.
         qk_norm: norm of queries and keys before rotation, or None.
-        qk_norm_over: "head" (each head alone, one weight of head_dim) or "all" (all heads together).
+        qk_norm_over: "head" (each head alone, one weight of head_dim for all), "each" (each head alone, with
+            a weight of its own; Command R+) or "all" (all heads together).
         rotary: or None.
         alibi: linear biases of the scores (Press et al. 2021, arXiv 2108.12409).
         window: a query sees this many last tokens, itself included; None: all.
@@ -124,7 +125,7 @@ class Attention:
     out_bias: bool = False
     fused_qkv: bool = False
     qk_norm: Norm | None = None
-    qk_norm_over: Literal["head", "all"] = "head"
+    qk_norm_over: Literal["head", "each", "all"] = "head"
     rotary: Rotary | None = None
     alibi: bool = False
     window: int | None = None

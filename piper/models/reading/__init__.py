@@ -1,0 +1,1 @@
+"""What several families read alike: sizes (`trunk`), rotary embedding (`rope`), experts (`routing`)."""

@@ -1,0 +1,40 @@
+"""Readers against shapes whose modules equal those of `transformers` (`test_against_transformers`)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from piper.models import ARCHITECTURES, MODELS
+from piper.models.source import load
+from tests.piper.models.transformers_cases import CASES
+
+REPOSITORY = Path(__file__).parents[3]
+WITH_ANOTHER_CONTEXT = {"bloom", "rope_dynamic"}
+"""Cases whose config does not state the context that their shape was given."""
+
+
+def read(config, *, family):
+    return load(MODELS[family].reader)(config, where="t")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reader_finds_the_shape_whose_module_is_that_of_transformers(name):
+    case = CASES[name]
+    config = {"model_type": case.model_type} | case.config
+    found = read(config, family=ARCHITECTURES[case.model_type])
+    context = found.context_length if name in WITH_ANOTHER_CONTEXT else case.shape.context_length
+    expected = replace(case.shape, family=found.family, context_length=context, init_std=found.init_std)
+    assert replace(found, assumed=(), notices=()) == expected
+
+
+def test_every_reader_file_serves_a_family():
+    files = {path.stem for path in (REPOSITORY / "piper/models/families").glob("*.py")} - {"__init__"}
+    assert files == {family.reader.partition(":")[0].rpartition(".")[2] for family in MODELS.values()}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_family_is_named_after_its_line_in_the_table(family):
+    from tests.tiny_configs import TINY
+
+    assert read(TINY[family], family=family).family == family
