@@ -52,9 +52,8 @@ class Prediction(nn.Module):
             tables: of the layer.
         """
         with annotate("PP"), annotate("LAYER"):
-            known = ahead(labels, self.depth - 1, fill=0)
             with annotate("TP"):
-                embedded = embedding(known)
+                embedded = embedding(ahead(labels, self.depth - 1, fill=0))
             joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(x)), -1))
             return self.layer.transform(joined, tables)
 
