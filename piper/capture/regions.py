@@ -6,8 +6,9 @@ whole on every rank. A matmul of something whole with a parameter is column-para
 cut. What follows works on its own features or heads, up to the next matmul with a parameter, which is
 row-parallel: input features are cut, and its result is a partial sum. A third such matmul in a row is
 refused by whoever wants to cut. A table that is looked up is cut over its entries, its result is a partial
-sum too. Backward kernels follow: one that takes a parameter is cut where the parameter is, one that makes a
-parameter's gradient is cut where its cut operand is. No names are asked, except what an operator does.
+sum too. A vector with one number per head is cut with the heads. Backward kernels follow: one that takes a
+parameter is cut where the parameter is, one that makes a parameter's gradient is cut where its cut operand
+is. No names are asked, except what an operator does.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ class Regions:
             if kernel.kind is OpKind.NORM and over_features:
                 self.refused.setdefault(name)
             tensor = kernel.operands[side]
-            self.layout.setdefault(name, 0 if tensor.dim() == 1 and tensor.numel() == state.extent else WHOLE)
+            of_features = tensor.dim() == 1 and tensor.numel() == state.extent
+            self.layout.setdefault(name, 0 if of_features or _of_heads(tensor, state.extent) else WHOLE)
         if state.level is not Level.CUT:
             return -1, state
         if kernel.kind is OpKind.ATTENTION:
@@ -213,6 +215,13 @@ def _normalised(kernel: Kernel) -> int:
     """Return the size of the dimension over which a kernel normalises, or -1."""
     wanted = {OpKind.NORM, OpKind.SOFTMAX, OpKind.CROSS_ENTROPY}
     return kernel.shape[1] if kernel.kind in wanted else -1
+
+
+def _of_heads(view: Tensor, extent: int) -> bool:
+    """Whether a view of a vector has one number for each head: it varies over one dimension, not the last."""
+    sizes = zip(view.shape, view.stride(), strict=True)
+    varying = [(dim, size) for dim, (size, stride) in enumerate(sizes) if stride and size > 1]
+    return len(varying) == 1 and varying[0][0] < view.dim() - 1 and extent % varying[0][1] == 0
 
 
 def _dim_of(view: Tensor, dim: int) -> int:

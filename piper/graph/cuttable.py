@@ -29,9 +29,9 @@ def require_cuttable(graph: Graph, shares: Shares) -> None:
         if refused:
             raise StrategyError(
                 where=fact.where, field="shard_tensor.filter", value=refused[0],
-                rule="is multiplied with partial sums: after one column-parallel and one row-parallel matmul "
-                "a region must end",
-                fix="let an annotated TP region hold at most two matmuls in a row",
+                rule="is multiplied with partial sums, or normalises over features that are cut: a region "
+                "ends after one column-parallel and one row-parallel matmul, and norms single heads at most",
+                fix="let an annotated TP region hold at most two matmuls in a row, or leave tp out",
             )  # fmt: skip
     _check_experts(graph, shares)
     _check_sequences(graph, shares)

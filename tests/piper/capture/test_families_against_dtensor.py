@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cost_models.ops import OpKind
 from piper.capture import capture
 from piper.compiler.local import LocalModel
+from piper.errors import StrategyError
 from piper.graph import TensorSharding
 from piper.models import MODELS, build_module
 from piper.models.find import from_config
@@ -111,9 +112,12 @@ class Cut:
         return distribute_tensor(whole.detach(), self.mesh, [Shard(dim)]).to_local()
 
     def cut(self, module, name, dim):
-        owner, _, attribute = name.rpartition(".")
-        held = nn.Parameter(self.local(module.get_parameter(name), dim))
-        setattr(module.get_submodule(owner), attribute, held)
+        whole = module.get_parameter(name)
+        held = nn.Parameter(self.local(whole, dim))
+        for part in module.modules():
+            for attribute, parameter in [*part.named_parameters(recurse=False)]:
+                if parameter is whole:
+                    setattr(part, attribute, held)
 
     def around(self, layer):
         """Redistribute what enters and leaves the scopes of a layer; a parallel one has a single scope."""
@@ -175,8 +179,15 @@ def expected_bytes(local, graph, phase):
 
 
 def check(name, *, degree, sequence_parallel, tmp_path):
-    source = from_config(TINY[name], name=name, kind="config", where=name)
+    config = TINY[name]
+    if "v_head_dim" in config:  # as wide as keys, so that the CPU has a kernel too
+        config = config | {"v_head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
+    source = from_config(config, name=name, kind="config", where=name)
     model = capture(source, micro_batch=BATCH, seq_len=SEQ, dtype="fp32", cache_dir=tmp_path)
+    if any(segment.tensor_refused for segment in model.segments):
+        with pytest.raises(StrategyError, match="normalises over features that are cut"):
+            planned(model, degree=degree, sequence_parallel=sequence_parallel)
+        return
     local, graph = planned(model, degree=degree, sequence_parallel=sequence_parallel)
     layout = {n: dim for s in model.segments if "TP" in dict(s.tags) for n, dim in s.tensor_layout}
     mesh = init_device_mesh("cpu", (WORLD // degree, degree), mesh_dim_names=("dp", "tp"))["tp"]
