@@ -18,6 +18,7 @@ from piper.graph import (
     Recomputation,
     Replication,
     SequenceSharding,
+    StageMesh,
     TensorSharding,
 )
 from piper.graph.captured import CapturedModel
@@ -64,7 +65,29 @@ def random_graph(seed: int) -> Graph:
         **dict(_facts(choose, model, axes)),
     )  # fmt: skip
     nodes = tuple(replace(node, pipeline_rank=shape.homes[node.stage]) for node in graph.nodes)
-    return replace(graph, nodes=nodes, clip_grad_norm=choose.choice([None, 1.0]))
+    graph = replace(graph, nodes=nodes, clip_grad_norm=choose.choice([None, 1.0]))
+    return graph if shape.both_ways else _with_stage_meshes(choose, graph, experts=experts)
+
+
+def _with_stage_meshes(choose: random.Random, graph: Graph, *, experts: bool) -> Graph:
+    """Give some pipeline ranks twice the tp and half of the replicas, where model and facts allow it."""
+    tp, cp, dp, ranks = (graph.placed_mesh.size(axis) for axis in ("tp", "cp", "dp", "pp"))
+    turned = any(fact.method == "all_to_all" for fact in graph.sequence_shardings)
+    shards = {fact.shard_ranks or 1 for fact in graph.replications}
+    shared = [name for segment in graph.model.segments for name in segment.parameters]
+    if tp == 1 or dp == 1 or ranks == 1 or turned or len(set(shared)) < len(shared):
+        return graph
+    if any(dp * cp // 2 % count for count in shards) or choose.random() < 0.3:
+        return graph
+    chosen = choose.sample(range(ranks), choose.randint(1, ranks - 1))
+    homes = graph.pipeline_rank_of_stage
+    segments = tuple(i for i, stage in enumerate(graph.stage_of_segment) if homes[stage] in chosen)
+    if not any(set(segments) & set(fact.segments) for fact in graph.tensor_shardings):
+        return graph
+    mesh = StageMesh(segments=segments, axes=(("tp", 2 * tp), ("cp", cp), ("dp", dp // 2)))
+    layers = graph.model.facts.layers
+    models = (graph.model, transformer(layers=layers, experts=experts, micro_batch=2))
+    return replace(graph, models=models, stage_meshes=(mesh,))
 
 
 def _shape(choose: random.Random) -> tuple[Shape, int]:

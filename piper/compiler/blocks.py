@@ -84,7 +84,9 @@ class BlockMaker:
             alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.kind is node.kind]
             return node.edge if len(alike) > 1 else NONE
         if node.is_regrouping:
-            return NONE
+            alike = [n for n in self._nodes[node.stage, node.pass_kind] if n.is_regrouping]
+            sources = (self.graph.node[uid] for uid in self._sources(node))
+            return min(n.edge for n in sources if n.kind in RECV_KINDS) if len(alike) > 1 else NONE
         leaves = node.is_exchange and bool(node.values) and not node.enters
         return node.region[1] + 1 if leaves else node.region[0]
 

@@ -70,7 +70,8 @@ class Task:
         part: compute: the first segment when the task covers only a part of its stage, else NONE.
             Transfers: the index of the edge in `Plan.edges` where the stage has several, else NONE.
             Exchanges and copies of a microbatch: the first segment of their region, or behind it the one
-            after it. Collectives of a bucket: the first segment of the task that they serve.
+            after it; regrouping of what was received: as for transfers. Collectives of a bucket: the first
+            segment of the task that they serve.
         phase: collectives and copies of a microbatch: what they serve (F, B, BI, BW or R); copies of
             parameters (not of optimizer state) around an update: F; else NONE.
         stream: index in `DevicePlan.streams`.

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from cost_models.ops import DTYPE_BYTES, OpKind
+from piper.graph import StageMesh, TensorSharding
 from simulator.plan import COLLECTIVE_KINDS, NONE, RECV_KINDS, DevicePlan, Mesh, Plan, Task, TaskKind, Work
 from simulator.plan.check import check_plan
+from tests.facts import PLAIN_TP, TP
+from tests.graphs import fused
 from tests.mutations import without_regrouping
 from tests.piper.compiler.test_facts_to_plans import plan_of
 from tests.strategies import Draft, compile_drawn, drawn
@@ -291,6 +294,32 @@ def test_a_device_mesh_whose_replicas_share_a_sequence_is_a_fault() -> None:
     found = check_plan(replace(plan, device_plans=devices))
     assert {one.rule for one in found} == {"index"}
     assert "must divide a microbatch of 1 x 2 sequences" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("cut", "names"),
+    [(TP, {"2ALL_TO_ALL:F0"}), (PLAIN_TP, {"2ALL_GATHER:F0/1", "2ALL_GATHER:F0/2"})],
+    ids=["sequence_parallel", "whole_tokens"],
+)
+def test_what_a_stage_receives_from_two_other_meshes_is_regrouped_together_or_by_its_own_name(
+    cut: TensorSharding, names: set[str]
+) -> None:
+    """The residual comes from stage 0, the attention from stage 1, and both have more replicas."""
+    meshes = (
+        StageMesh(segments=(0,), axes=(("tp", 1), ("cp", 1), ("dp", 4))),
+        StageMesh(segments=(5, 6, 7, 8), axes=(("tp", 4), ("cp", 1), ("dp", 1))),
+    )
+    plan = plan_of(
+        "meshes", stages=[0, 1, 1, 1, 1, 2, 2, 2, 2], rows=fused(3, 2), stage_meshes=meshes,
+        tensor_shardings=(cut,),
+    )  # fmt: skip
+    assert check_plan(plan) == []
+    codes = plan.device_plans[2].codes()
+    assert len(set(codes)) == len(codes)
+    assert sum(rank == 2 for rank, *_ in regroupings(plan)) == 1
+    of_pp = [task.group >= 0 and plan.groups[task.group].axis == "pp" for task in plan.device_plans[2].tasks]
+    first = {code for code, mine in zip(codes, of_pp, strict=True) if mine and "F0" in code}
+    assert first == names
 
 
 def test_a_plan_without_meshes_of_its_own_says_none() -> None:
