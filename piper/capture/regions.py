@@ -188,7 +188,7 @@ class Regions:
             if kernel.kind is OpKind.NORM and over_features:
                 self.refused.setdefault(name)
             tensor = kernel.operands[side]
-            of_features = tensor.dim() == 1 and tensor.numel() == state.extent
+            of_features = tensor.numel() == state.extent  # a vector, or a row for each head
             self.layout.setdefault(name, 0 if of_features or _of_heads(tensor, state.extent) else WHOLE)
         if state.level is not Level.CUT:
             return -1, state

@@ -31,9 +31,10 @@ class Attention(nn.Module):
             self.v_proj = Linear(hidden, key_value, bias=shape.qkv_bias)
         self.o_proj = Linear(query, hidden, bias=shape.out_bias)
         if shape.qk_norm is not None:
-            whole = shape.qk_norm_over == "all"
-            self.q_norm = Norm(shape.qk_norm, query if whole else shape.head_dim)
-            self.k_norm = Norm(shape.qk_norm, key_value if whole else shape.head_dim)
+            whole, each = shape.qk_norm_over == "all", shape.qk_norm_over == "each"
+            widths = (query, key_value) if whole else (shape.head_dim, shape.head_dim)
+            self.q_norm = Norm(shape.qk_norm, widths[0], heads=shape.heads if each else 0)
+            self.k_norm = Norm(shape.qk_norm, widths[1], heads=shape.kv_heads if each else 0)
         if shape.sinks:
             self.sinks = nn.Parameter(torch.empty(shape.heads))
 
@@ -108,8 +109,8 @@ class Attention(nn.Module):
         return x if limit is None else x.clamp(-limit, limit)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
-        if self.shape.qk_norm_over == "head":
-            normed: Tensor = norm(x)
-            return normed
+        if self.shape.qk_norm_over != "all":
+            normed: Tensor = norm(x.flatten(2, -2) if self.shape.qk_norm_over == "each" else x)
+            return normed.view(x.shape)
         whole: Tensor = norm(x.flatten(2))
         return torch.unflatten(whole, -1, x.shape[2:])

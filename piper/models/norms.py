@@ -13,14 +13,18 @@ from piper.models import shape as shapes
 
 
 class Norm(nn.Module):
-    """The norm that a `shape.Norm` describes, over `width` features."""
+    """The norm that a `shape.Norm` describes, over `width` features.
 
-    def __init__(self, shape: shapes.Norm, width: int) -> None:
+    `heads`: each has a weight of its own, [heads, width]; 0: there is one, [width].
+    """
+
+    def __init__(self, shape: shapes.Norm, width: int, *, heads: int = 0) -> None:
         super().__init__()
         self.shape = shape
         self.width = width
-        self.weight = nn.Parameter(torch.empty(width)) if shape.weight else None
-        self.bias = nn.Parameter(torch.empty(width)) if shape.bias else None
+        size = (heads, width) if heads else (width,)
+        self.weight = nn.Parameter(torch.empty(size)) if shape.weight else None
+        self.bias = nn.Parameter(torch.empty(size)) if shape.bias else None
 
     def reset_parameters(self) -> None:
         """Start as the plain norm."""
@@ -34,6 +38,12 @@ class Norm(nn.Module):
         weight: Tensor | None = self.weight
         if weight is not None and self.shape.offset:
             weight = weight + 1
+        if weight is not None and weight.dim() > 1:
+            normed = self._normed(x, None, None) * weight
+            return normed if self.bias is None else normed + self.bias
+        return self._normed(x, weight, self.bias)
+
+    def _normed(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.shape.kind == "rms":
             return F.rms_norm(x, (self.width,), weight, self.shape.eps)
-        return F.layer_norm(x, (self.width,), weight, self.bias, self.shape.eps)
+        return F.layer_norm(x, (self.width,), weight, bias, self.shape.eps)

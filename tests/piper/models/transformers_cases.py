@@ -451,6 +451,20 @@ def gpt_oss_experts(weights: Weights) -> Weights:
     return made
 
 
+def stacked_norms(weights: Weights) -> Weights:
+    """Stack a norm for each head into one weight, [heads, head_dim]."""
+    made: Weights = {}
+    for name, value in weights.items():
+        owner, found, _ = name.partition(".norms.")
+        if not found:
+            made[name] = value
+        elif f"{owner}.weight" not in made:
+            count = sum(other.startswith(f"{owner}.norms.") for other in weights)
+            rows = [weights[f"{owner}.norms.{head}.weight"] for head in range(count)]
+            made[f"{owner}.weight"] = torch.stack(rows)
+    return made
+
+
 def shifted_positions(weights: Weights) -> Weights:
     """Put the two rows that OPT never reads behind those that it reads."""
     return {
@@ -708,6 +722,40 @@ CASES.update({
             ),
             head=Head(tied=True, scale=0.25),
         ),
+    ),
+    "cohere_qk_norm": Case(
+        model_type="cohere",
+        config=LLAMA | {"logit_scale": 0.25, "tie_word_embeddings": True, "use_qk_norm": True},
+        shape=decoder(
+            llama_layer(
+                attention=replace(
+                    GQA,
+                    rotary=replace(ROTARY, interleaved=True),
+                    qk_norm=Norm(kind="layer", eps=1e-5),
+                    qk_norm_over="each",
+                ),
+                norm=Norm(kind="layer", eps=1e-5),
+                placement="parallel_shared",
+            ),
+            head=Head(tied=True, scale=0.25),
+        ),
+    ),
+    "stablelm_12b": Case(
+        model_type="stablelm",
+        config=LLAMA | {"qk_layernorm": True, "use_parallel_residual": True,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0,
+                                            "partial_rotary_factor": 0.5}},
+        shape=decoder(
+            llama_layer(
+                attention=replace(
+                    GQA, rotary=HALF, qk_norm=Norm(kind="layer", eps=1e-5), qk_norm_over="each"
+                ),
+                norm=LAYER_NORM,
+                placement="parallel_shared",
+            )
+        ),
+        names={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        convert=stacked_norms,
     ),
     "gptj": Case(
         model_type="gptj",
