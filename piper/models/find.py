@@ -10,10 +10,13 @@ from typing import Any
 from cost_models.documents import UnreadableError, exists, is_folder, parse_json, read_text
 from cost_models.errors import nearest
 from piper.errors import ModelError
-from piper.models import ARCHITECTURES, CATALOGUE, MODELS
+from piper.models import CATALOGUE
 from piper.models.facts import facts_of
-from piper.models.shape import DecoderShape
-from piper.models.source import ModelSource, load, put_working_folder_on_path
+from piper.models.reading.adapters import ADAPTERS
+from piper.models.reading.config import read_shape
+from piper.models.source import ModelSource, put_working_folder_on_path
+
+ADAPTER_FILE = "adapter_config.json"
 
 LARGEST_DEFAULT_SEQ_LEN = 8192
 """CONTRACT: the default sequence length is the model's context capped at this."""
@@ -53,13 +56,12 @@ def from_config(
     config: Mapping[str, Any], *, name: str, kind: str, where: str, origin: str = ""
 ) -> ModelSource:
     """Return the source of a Hugging Face config; raises ModelError naming architecture or field."""
-    family = _family(config, where=where)
-    shape: DecoderShape = load(MODELS[family].reader)(config, where=where)
+    shape = read_shape(config, where=where)
     return ModelSource(
         name=name,
         kind=kind,
         where=where,
-        family=family,
+        family=shape.family,
         config=config,
         shape=shape,
         context_length=shape.context_length,
@@ -84,7 +86,31 @@ def _catalogue_name(text: str) -> str | None:
 
 
 def _from_file(path: Path) -> ModelSource:
-    file = path / "config.json" if is_folder(path) else path
+    """Read a config.json, or a folder: with an adapter_config.json beside it, or that alone (peft)."""
+    adapter = path / ADAPTER_FILE if is_folder(path) else path
+    if adapter.name != ADAPTER_FILE or not exists(adapter):
+        file = path / "config.json" if is_folder(path) else path
+        return _from_configs(file, _read_object(file))
+    stated, file = _read_object(adapter), adapter.with_name("config.json")
+    if exists(file):
+        return _from_configs(file, {**_read_object(file), ADAPTERS: stated})
+    base = stated.get("base_model_name_or_path")
+    name = _catalogue_name(base) if isinstance(base, str) else None
+    if name is None:
+        raise ModelError(
+            where=str(adapter), field="base_model_name_or_path", value=base, rule="is not a catalogue name",
+            fix="put the config.json of that model beside the adapter's file",
+        )  # fmt: skip
+    config = {**read_entry(name)["config"], ADAPTERS: stated}
+    return from_config(config, name=f"{name}+lora", kind="config", where=str(adapter), origin=str(adapter))
+
+
+def _from_configs(file: Path, config: Mapping[str, Any]) -> ModelSource:
+    name = file.parent.resolve().name if file.name == "config.json" else file.stem
+    return from_config(config, name=name, kind="config", where=str(file), origin=str(file))
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     where = str(file)
     try:
         config = parse_json(read_text(file))
@@ -99,27 +125,7 @@ def _from_file(path: Path) -> ModelSource:
             where=where, field="JSON", value=type(config).__name__, rule="must be an object",
             fix="give a Hugging Face config.json",
         )  # fmt: skip
-    name = file.parent.resolve().name if file.name == "config.json" else file.stem
-    return from_config(config, name=name, kind="config", where=where, origin=where)
-
-
-def _family(config: Mapping[str, Any], *, where: str) -> str:
-    listed = config.get("architectures")
-    if not (listed is None or isinstance(listed, list)):
-        raise ModelError(
-            where=where, field="architectures", value=listed, rule="must be a list of names",
-            fix='write ["LlamaForCausalLM"], or leave it out and give model_type',
-        )  # fmt: skip
-    names = listed or [config.get("model_type")]
-    for name in names:
-        if isinstance(name, str) and name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-    field = "architectures" if listed else "model_type"
-    raise ModelError(
-        where=where, field=field, value=names[0],
-        rule="is missing" if names[0] is None else "is not supported",
-        fix=f"supported: {', '.join(ARCHITECTURES)}; any other model as package.module:function",
-    )  # fmt: skip
+    return config
 
 
 def _path(text: str) -> Path:

@@ -1,1 +1,6 @@
-"""What several families read alike: sizes (`trunk`), rotary embedding (`rope`), experts (`routing`)."""
+"""From `config.json` to a shape: what all families have in common.
+
+`config` decides which family reads which part of a file; `trunk` (sizes), `rope` (rotary embedding) and
+`routing` (experts) are what several read alike; `towers`, `adapters` and `refused` are about what stands
+beside a decoder.
+"""

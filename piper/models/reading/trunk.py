@@ -104,7 +104,9 @@ def read_trunk(read: Fields, sizes: Sizes, *, names: Names | None = None) -> Tru
     kv_heads = heads
     if names.kv_heads is not None:
         kv_heads = read.count(names.kv_heads, default=sizes.kv_heads or heads, null=heads)
-        read.require(heads % kv_heads == 0, names.kv_heads, value=kv_heads, rule=f"must divide {heads} heads")
+        given = "" if read.has(names.kv_heads) else " (the file leaves it out: the family's default)"
+        rule = f"must divide {heads} heads{given}"
+        read.require(heads % kv_heads == 0, names.kv_heads, value=kv_heads, rule=rule)
     return Trunk(
         hidden=hidden,
         layers=layers,

@@ -1,92 +1,100 @@
-"""Low-rank adapters and frozen parts: what is trained, what is computed, and what tensor parallelism cuts."""
+"""Adapters and frozen parts as a config states them; what the module makes of them is tested with it."""
 
-from dataclasses import replace
+import json
+import math
 
 import pytest
-import torch
 
-from piper.capture import capture
-from piper.models.decoder import CausalLM
+from piper.errors import ModelError
+from piper.models import build_module, find_model
+from piper.models.find import from_config
 from piper.models.projections import AdaptedLinear
+from piper.models.reading.config import read_shape
 from piper.models.shape import LowRankAdapters
-from tests.piper.models.transformers_cases import CASES, VOCABULARY
-
-ALL = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "q_b_proj",
-       "q_a_proj", "kv_b_proj")  # fmt: skip
-ADAPTERS = LowRankAdapters(rank=4, alpha=6.0, targets=ALL)
+from tests.tiny_configs import TINY
 
 
-def built(name, **changes):
-    torch.manual_seed(0)
-    module = CausalLM(replace(CASES[name].shape, **changes), seq_len=8)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=0.2)
-    return module
+def adapters(family="llama", **stated):
+    return read_shape(TINY[family] | {"adapter_config": stated}, where="t").adapters
 
 
-def batch():
-    data = torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(3))
-    return data[:, :-1].contiguous(), data[:, 1:].contiguous()
+def test_an_adapter_config_of_peft_is_read():
+    found = adapters(
+        peft_type="LORA", r=16, lora_alpha=32, lora_dropout=0.05, target_modules=["q_proj", "down_proj"],
+        task_type="CAUSAL_LM", bias="none", modules_to_save=None, base_model_name_or_path="meta-llama/x",
+    )  # fmt: skip
+    assert (found.rank, found.alpha, found.dropout) == (16, 32.0, 0.05)
+    assert found.targets == ("q_proj", "down_proj")
 
 
-def merged(module, plain):
-    """Put W + alpha / rank * B A into a module without adapters."""
-    weights = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            parameter.copy_(weights[name])
-            owner = name.removesuffix(".weight")
-            if f"{owner}.lora_A" in weights:
-                parameter += 6.0 / 4 * weights[f"{owner}.lora_B"] @ weights[f"{owner}.lora_A"]
-        for router, other in zip(
-            (m for m in plain.modules() if hasattr(m, "correction_bias")),
-            (m for m in module.modules() if hasattr(m, "correction_bias")),
-            strict=True,
-        ):
-            router.correction_bias.copy_(other.correction_bias)
-    return plain
+def test_left_out_keys_take_pefts_defaults_and_are_told():
+    shape = read_shape(TINY["llama"] | {"adapter_config": {}}, where="t")
+    assert (shape.adapters.rank, shape.adapters.alpha, shape.adapters.targets) == (
+        8,
+        8.0,
+        ("q_proj", "v_proj"),
+    )
+    assert "adapter_config.r = 8" in shape.assumed
+    assert "target_modules = q_proj, v_proj" in shape.assumed
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deepseek_v3", "qwen2_moe", "phi3_longrope"])
-def test_an_adapter_adds_its_product_to_the_frozen_matrix(name):
-    module = built(name, adapters=ADAPTERS)
-    loss, expected = module(*batch()), merged(module, built(name))(*batch())
-    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=0)
+def test_all_linear_layers_are_all_but_head_router_and_routed_experts():
+    assert adapters(target_modules="all-linear") == adapters(
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    assert adapters("mixtral", target_modules="all-linear").targets == (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    )
 
 
-def test_only_adapters_are_trained_and_start_without_effect():
-    module = CausalLM(replace(CASES["llama"].shape, adapters=ADAPTERS), seq_len=8)
-    adapted = [m for m in module.modules() if isinstance(m, AdaptedLinear)]
-    assert len(adapted) == 2 * 7
-    assert all(m.lora_B.abs().max() == 0 and m.lora_A.abs().max() > 0 for m in adapted)
-    assert {n.rpartition(".")[2] for n, p in module.named_parameters() if p.requires_grad} == {
-        "lora_A",
-        "lora_B",
+def test_names_of_other_modules_mean_the_same_projection():
+    assert adapters("gpt_neox", target_modules=["query_key_value", "dense"]).targets == ("qkv_proj", "o_proj")
+
+
+def test_rank_stabilised_adapters_count_more():
+    found = adapters(r=16, lora_alpha=8, use_rslora=True)
+    assert found.alpha / found.rank == pytest.approx(8 / math.sqrt(16))
+
+
+def test_parts_may_be_frozen_without_adapters():
+    shape = read_shape(TINY["llama"] | {"frozen": ["model.embed_tokens", "model.layers.0."]}, where="t")
+    assert shape.frozen == ("model.embed_tokens", "model.layers.0.")
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_projection_that_is_named_exists_in_the_module(family):
+    config = TINY[family] | {"adapter_config": {"target_modules": "all-linear"}}
+    source = from_config(config, name=family, kind="config", where="t")
+    module = build_module(source, dtype="fp32", device="meta")
+    adapted = {
+        name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, AdaptedLinear)
     }
+    assert adapted == set(source.shape.adapters.targets)
 
 
-def test_frozen_parts_are_named_by_the_beginning_of_their_parameters():
-    module = built("llama", frozen=("model.embed_tokens", "model.layers.0.self_attn"))
-    module(*batch()).backward()
-    without = {name for name, parameter in module.named_parameters() if parameter.grad is None}
-    assert without == {
-        "model.embed_tokens.weight",
-        *(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkvo"),
-    }
+def folder(path, **files):
+    for name, value in files.items():
+        (path / f"{name}.json").write_text(json.dumps(value))
+    return find_model(str(path))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deepseek_v3"])
-def test_adapters_leave_the_cut_of_the_frozen_matrices_as_it_is(name):
-    """By outputs: B is cut with the matrix, A lies outside. By inputs: A is cut with it, B lies outside."""
-    plain = capture(built(name), micro_batch=1, seq_len=8, dtype="bf16")
-    adapted = capture(built(name, adapters=ADAPTERS), micro_batch=1, seq_len=8, dtype="bf16")
-    cut = [
-        {name: dim for segment in m.segments for name, dim in segment.tensor_layout} for m in (plain, adapted)
-    ]
-    assert not any(segment.tensor_refused for segment in adapted.segments)
-    assert cut[0].items() <= cut[1].items()
-    for added in cut[1].keys() - cut[0].keys():
-        owner, _, factor = added.rpartition(".")
-        by_outputs = cut[1][f"{owner}.weight"] == 0
-        assert (factor, cut[1][added]) == (("lora_B", 0) if by_outputs else ("lora_A", 1)), added
+def test_an_adapter_file_beside_the_config_is_read_with_it(tmp_path):
+    source = folder(tmp_path, config=TINY["llama"], adapter_config={"r": 4, "target_modules": ["o_proj"]})
+    assert source.shape.adapters == LowRankAdapters(rank=4, alpha=8.0, targets=("o_proj",))
+    assert source.n_parameters == find_model(str(tmp_path / "config.json")).n_parameters
+
+
+def test_an_adapter_alone_stands_on_the_model_that_it_names(tmp_path):
+    stated = {"r": 16, "base_model_name_or_path": "meta-llama/Meta-Llama-3-8B", "target_modules": ["q_proj"]}
+    source = folder(tmp_path, adapter_config=stated)
+    assert (source.shape.adapters.rank, source.n_parameters) == (16, 8_030_261_248)
+
+
+def test_an_adapter_whose_model_is_not_known_asks_for_its_config(tmp_path):
+    with pytest.raises(ModelError, match="not a catalogue name") as caught:
+        folder(tmp_path, adapter_config={"base_model_name_or_path": "someone/own-model"})
+    assert caught.value.field == "base_model_name_or_path"
+    assert "config.json" in caught.value.fix
