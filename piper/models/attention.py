@@ -19,9 +19,10 @@ class Attention(nn.Module):
     (Megatron's order), so that tensor parallelism may cut its rows.
     """
 
-    def __init__(self, shape: shapes.Attention, hidden: int) -> None:
+    def __init__(self, shape: shapes.Attention, hidden: int, *, lengths: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
+        self.lengths = lengths
         query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         if shape.fused_qkv:
             self.qkv_proj = Linear(hidden, query + 2 * key_value, bias=shape.qkv_bias)
@@ -74,6 +75,7 @@ class Attention(nn.Module):
                 window=shape.window,
                 softcap=shape.softcap,
                 dropout=shape.dropout if self.training else 0.0,
+                lengths=self.lengths,
             ),
             Extras(
                 slopes=tables[0] if shape.alibi else None,

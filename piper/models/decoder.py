@@ -13,10 +13,12 @@ residual sums lie between the "TP" scopes, so that they may be cut over tokens (
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piper.annotation import annotate
+from piper.errors import ModelError
 from piper.models import shape as shapes
 from piper.models.layer import Layer
 from piper.models.loss import summed_loss
@@ -45,7 +47,9 @@ class Decoder(nn.Module):
         if shape.embedding.norm is not None:
             self.embed_norm = Norm(shape.embedding.norm, shape.hidden)
         kinds = {layer: layer for layer in shape.layers}
-        self.layers = nn.ModuleList(Layer(kinds[layer], shape.hidden) for layer in shape.layers)
+        self.layers = nn.ModuleList(
+            Layer(kinds[layer], shape.hidden, lengths=shape.segment_lengths) for layer in shape.layers
+        )
         if shape.final_norm is not None:
             self.norm = Norm(shape.final_norm, shape.hidden)
         if shape.prediction_depth:
@@ -94,10 +98,16 @@ class Decoder(nn.Module):
             if embedding.scale != 1.0:
                 x = x * embedding.scale
             if embedding.positions is not None:
-                x = x + self.embed_positions.weight[: tokens.shape[1]]
+                x = x + self._positions(tokens.shape[1])
             if embedding.norm is not None:
                 x = self.embed_norm(x)
             return F.dropout(x, embedding.dropout, self.training) if embedding.dropout else x
+
+    def _positions(self, seq_len: int) -> Tensor:
+        """Return the learned positions [seq, hidden]; they start anew with each document."""
+        weight = self.embed_positions.weight
+        lengths = self.shape.segment_lengths
+        return torch.cat([weight[:length] for length in lengths]) if lengths else weight[:seq_len]
 
     def _new_tables(self, key: shapes.Rotary | int) -> tuple[Tensor, ...]:
         if isinstance(key, int):
@@ -167,6 +177,7 @@ class CausalLM(nn.Module):
         Args:
             tokens, labels: [microbatch, seq], int64; labels are the tokens shifted by one.
         """
+        self._require_whole_documents(tokens.shape[1])
         x = self.model(tokens)
         further = self.model.further(x, labels)
         with annotate("PP"):
@@ -180,6 +191,15 @@ class CausalLM(nn.Module):
                     more = summed_loss(normed, targets, projection=self.lm_head, head=self.shape.head)
                     loss = loss + more * (LOSS_WEIGHT / len(further))
             return loss
+
+    def _require_whole_documents(self, seq_len: int) -> None:
+        lengths = self.shape.segment_lengths
+        if lengths and sum(lengths) != seq_len:
+            raise ModelError(
+                where=self.shape.family, field="segment_lengths", value=f"{sum(lengths)} tokens",
+                rule=f"must fill a sequence of {seq_len} tokens",
+                fix=f"give lengths that sum to {seq_len}, or set seq_len to {sum(lengths)}",
+            )  # fmt: skip
 
 
 def _positions_of(layer: shapes.Layer) -> shapes.Rotary | int | None:

@@ -22,9 +22,10 @@ from piper.models.token_mixing import Extras, Mixing, mix_tokens
 class LatentAttention(nn.Module):
     """The attention that a `shape.LatentAttention` describes."""
 
-    def __init__(self, shape: shapes.LatentAttention, hidden: int) -> None:
+    def __init__(self, shape: shapes.LatentAttention, hidden: int, *, lengths: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
+        self.lengths = lengths
         query = shape.heads * (shape.nope_dim + shape.rope_dim)
         if shape.query_rank is None:
             self.q_proj = Linear(hidden, query, bias=False)
@@ -80,7 +81,11 @@ class LatentAttention(nn.Module):
             torch.cat((query_nope, query_rope), -1),
             torch.cat((key_nope, key_rope.expand(-1, -1, heads, -1)), -1),
             value,
-            Mixing(scale=shape.scale, dropout=shape.dropout if self.training else 0.0),
+            Mixing(
+                scale=shape.scale,
+                dropout=shape.dropout if self.training else 0.0,
+                lengths=self.lengths,
+            ),
             Extras(),
         )
         return by_inputs(self.o_proj, mixed.flatten(2))

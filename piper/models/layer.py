@@ -39,19 +39,19 @@ _NORMS_AROUND: dict[shapes.Placement, tuple[tuple[str | None, ...], tuple[str | 
 
 
 class Layer(nn.Module):
-    """The layer that a `shape.Layer` describes.
+    """The layer that a `shape.Layer` describes; `lengths` of the documents packed into a sequence.
 
     The feed-forward part is `mlp`, or `block_sparse_moe` with experts.
     """
 
-    def __init__(self, shape: shapes.Layer, hidden: int) -> None:
+    def __init__(self, shape: shapes.Layer, hidden: int, *, lengths: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
         attention = shape.attention
         self.self_attn = (
-            Attention(attention, hidden)
+            Attention(attention, hidden, lengths=lengths)
             if isinstance(attention, shapes.Attention)
-            else LatentAttention(attention, hidden)
+            else LatentAttention(attention, hidden, lengths=lengths)
         )
         if isinstance(shape.feed_forward, shapes.SparseMoE):
             self.block_sparse_moe = SparseMoE(shape.feed_forward, hidden)

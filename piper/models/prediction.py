@@ -37,7 +37,7 @@ class Prediction(nn.Module):
         self.enorm = Norm(norm, shape.hidden)
         self.hnorm = Norm(norm, shape.hidden)
         self.eh_proj = Linear(2 * shape.hidden, shape.hidden, bias=False)
-        self.layer = Layer(shape.layers[-1], shape.hidden)
+        self.layer = Layer(shape.layers[-1], shape.hidden, lengths=shape.segment_lengths)
         self.norm = Norm(norm, shape.hidden)
 
     def forward(  # noqa: PLR0917

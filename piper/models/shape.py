@@ -379,6 +379,8 @@ class DecoderShape:
             projection 2 hidden -> hidden and a layer as the last one, and shares embedding and head.
         adapters: or None; with them all other parameters are frozen.
         frozen: parts that are not trained, by the beginning of their parameters' names: "model.embed_tokens".
+        segment_lengths: documents that are packed into each sequence, in tokens, in order; a token sees those
+            of its own document only. (): a sequence is one document.
         init_std: standard deviation of the published initialisation of matrices.
         assumed: config keys that were left out, with the value taken.
         notices: parts of the published model that are not here, each said in a sentence.
@@ -395,6 +397,7 @@ class DecoderShape:
     prediction_depth: int = 0
     adapters: LowRankAdapters | None = None
     frozen: tuple[str, ...] = ()
+    segment_lengths: tuple[int, ...] = ()
     init_std: float = 0.02
     assumed: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()

@@ -5,12 +5,13 @@ Plain causal attention is one call of `F.scaled_dot_product_attention`. A window
 of that call, which torch's flash kernel does not take, so that its memory-efficient or unfused one runs. A
 softcap and sinks exist in no kernel of torch: the scores are made here, one after the other step. Kernels
 that do all of it at once (FlashAttention 2 and later: windows, biases, softcap) are put in place of
-`mix_tokens` with `mixing_by`.
+`mix_tokens` with `mixing_by`. Documents that are packed into one sequence are attended one by one, or as one
+batch if they are of one length; kernels for sequences of unlike lengths do the same work in one launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,12 +32,14 @@ class Mixing:
         window: a query sees this many last tokens, itself included; None: all.
         softcap: scores become softcap * tanh(scores / softcap); None: not.
         dropout: of the probabilities; 0 outside of training.
+        lengths: of the documents in a sequence, which do not see each other; (): it is one.
     """
 
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,27 @@ def mix_tokens(  # noqa: PLR0917
     Returns: [microbatch, seq, heads, value_dim].
     """
     with annotate("CP"):
-        heads_first = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        mixed = (_MIXER.get() or _mix)(*heads_first, mixing, extras)
+        if not mixing.lengths:
+            mixed = _heads_first((query, key, value), mixing, extras)
+        elif len(set(mixing.lengths)) == 1:
+            pieces = [
+                torch.unflatten(part, 1, (-1, mixing.lengths[0])).flatten(0, 1)
+                for part in (query, key, value)
+            ]
+            mixed = _heads_first(pieces, mixing, extras)
+            return torch.unflatten(mixed.transpose(1, 2), 0, (query.shape[0], -1)).flatten(1, 2)
+        else:
+            lengths = [*mixing.lengths]
+            documents = zip(*(torch.split(part, lengths, dim=1) for part in (query, key, value)), strict=True)
+            return torch.cat(
+                [_heads_first(parts, mixing, extras).transpose(1, 2) for parts in documents], dim=1
+            )
     return mixed.transpose(1, 2)
+
+
+def _heads_first(parts: Sequence[Tensor], mixing: Mixing, extras: Extras) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in parts)
+    return (_MIXER.get() or _mix)(query, key, value, mixing, extras)
 
 
 def _mix(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
