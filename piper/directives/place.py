@@ -104,7 +104,8 @@ class Place(Directive):
                 rule=f"is not a pipeline rank of {ranks}", fix=f"use 0..{ranks - 1}",
             )  # fmt: skip
         for axis, text in self.slices:
-            self._require_whole(axis, text, size=graph.placed_mesh.size(axis))
+            for stage in self.stages:
+                self._require_whole(axis, text, size=graph.axis_size(axis, stage=stage))
         placed = graph.map_nodes({node.uid: replace(node, pipeline_rank=self.pp) for node in found})
         if self.stream is None:
             return placed

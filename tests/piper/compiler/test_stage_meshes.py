@@ -10,6 +10,7 @@ import pytest
 
 from cost_models.ops import Operation
 from cost_models.price import Price
+from piper.errors import StrategyError
 from piper.graph import CapturedModel
 from simulator import simulate, summarize
 from simulator.plan import Plan, TaskKind
@@ -155,3 +156,16 @@ def test_device_lists_that_a_cut_names_all_are_ranks_of_one_axis(tmp_path: Path)
     plan = plan_of(tmp_path, *lists({}, {}))
     assert check_plan(plan) == []
     assert [plan.axis_size("tp", pipeline_rank=rank) for rank in (0, 1)] == [2, 2]
+
+
+def test_a_place_names_the_whole_axis_as_its_stage_has_it(tmp_path: Path) -> None:
+    def placed(tp: str) -> Plan:
+        places = [
+            {"op": "place", "filter": {"PP": stage}, "at": {"pp": stage, "tp": text}}
+            for stage, text in enumerate(("0-1", tp))
+        ]
+        return plan_of(tmp_path, mesh(pp=2, tp=2, dp=4), mesh(1, tp=4, dp=2), *places, SPLIT, CUT, zero3())
+
+    assert check_plan(placed("0-3")) == []
+    with pytest.raises(StrategyError, match="which has the positions 0-3"):
+        placed("0-1")
