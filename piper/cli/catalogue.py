@@ -60,7 +60,7 @@ def _table(entries: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> 
 def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_cell, value))
-    if value is None:
+    if value is None or value == {}:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -68,8 +68,11 @@ def _cell(value: object) -> str:
 def _lines(entry: Mapping[str, Any], depth: int) -> list[str]:
     found = []
     for key, value in entry.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             found += [f"{'  ' * depth}{key}", *_lines(value, depth + 1)]
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            for each in value:
+                found += [f"{'  ' * depth}{key}", *_lines(each, depth + 1)]
         else:
             found.append(f"{'  ' * depth}{key}: {_cell(value)}")
     return found

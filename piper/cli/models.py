@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("model", metavar="[MODEL]", required=False)
 @json_option
 def models(model: str | None, as_json: bool) -> None:
-    """List models, or show one: parameters, shape, and what was assumed.
+    """List models, or show one: parameters, shapes, and what was assumed.
 
     MODEL is a name, a Hugging Face config.json (file or folder, read offline), or package.module:factory.
 
@@ -32,17 +32,18 @@ def models(model: str | None, as_json: bool) -> None:
     if model is not None:
         source = find_model(model)
         counted = {} if source.family is not None else _counted(source)
-        show_entry(_detail(source) | counted, as_json=as_json)
+        show_entry(_detail(source) | _shapes(source) | counted, as_json=as_json)
         return
     entries = [_detail(find_model(name)) for name in CATALOGUE]
     columns = {
         "name": "model",
+        "family": "family",
         "parameters": "n_parameters",
+        "active": "n_active_parameters",
         "layers": "layers",
         "hidden": "hidden",
-        "heads": "heads",
-        "vocabulary": "vocabulary",
         "context": "context_length",
+        "source": "source",
     }
     show_list("models", entries, columns=columns, as_json=as_json)
 
@@ -64,7 +65,25 @@ def _detail(source: ModelSource) -> dict[str, Any]:
         "context_length": source.context_length,
         "default_seq_len": source.default_seq_len,
         "assumed": list(source.assumed),
+        "notices": [] if source.shape is None else list(source.shape.notices),
         "source": source.origin,
+    }
+
+
+def _shapes(source: ModelSource) -> dict[str, Any]:
+    """Return what only the detail of one model has: parts, their parameters, the published numbers."""
+    from piper.models import CATALOGUE
+    from piper.models.describe import parameters_by_part, shapes_of
+    from piper.models.find import read_entry
+    from piper.models.published import read_published
+
+    if source.shape is None:
+        return {}
+    published = read_published(read_entry(source.name)) if source.name in CATALOGUE else None
+    return {
+        "parameters_by_part": parameters_by_part(source.shape),
+        "published": plain(published),
+        "shapes": shapes_of(source.shape),
     }
 
 

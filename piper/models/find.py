@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def find(text: str) -> ModelSource:
     )  # fmt: skip
 
 
+@cache
 def read_entry(name: str) -> dict[str, Any]:
-    """Return a catalogue entry: `aliases`, `source`, `config`."""
+    """Return a catalogue entry: `aliases`, `source`, `published` if it is, `config`; not to be changed."""
     from ruamel.yaml import YAML
 
     file = Path(__file__).parent / "catalogue" / CATALOGUE[name]

@@ -24,7 +24,7 @@ from piper.models.shape import (
     SparseMoE,
 )
 
-NAMES = Names(kv_heads=None)
+NAMES = Names(kv_heads=None, head_dim=None, several_widths=True)
 
 
 def read_v2(config: Mapping[str, Any], *, where: str) -> DecoderShape:

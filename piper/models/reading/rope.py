@@ -35,6 +35,7 @@ def read_rotary(
         dims > 0 and dims % 2 == 0, "head_dim", value=head_dim,
         rule=f"must rotate an even number of features (rotary embedding), not {dims}",
     )  # fmt: skip
+    read.raw("original_max_position_embeddings")
     scaling = nested if nested is not None and _kind(nested) else read.inner("rope_scaling")
     return Rotary(
         theta=_theta(read, nested, default=theta),

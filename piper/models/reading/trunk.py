@@ -63,7 +63,11 @@ class Trunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Under which keys a family states its sizes."""
+    """Under which keys a family states its sizes.
+
+    None: under none. `kv_heads`: as many as heads; `head_dim`: hidden / heads, or, where heads have
+    `several_widths` (latent attention), 0.
+    """
 
     hidden: str = "hidden_size"
     layers: str = "num_hidden_layers"
@@ -71,6 +75,7 @@ class Names:
     kv_heads: str | None = "num_key_value_heads"
     head_dim: str | None = "head_dim"
     context: str = "max_position_embeddings"
+    several_widths: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,8 @@ def read_trunk(read: Fields, sizes: Sizes, *, names: Names | None = None) -> Tru
 
 
 def _head_dim(read: Fields, hidden: int, *, heads: int, names: Names, default: int | None) -> int:
+    if names.several_widths:
+        return 0
     stated = names.head_dim is not None and (
         read.has(names.head_dim) or (default is not None and not read.is_null(names.head_dim))
     )

@@ -56,7 +56,7 @@ def test_every_architecture_belongs_to_a_family_that_exists():
     ("text", "name"),
     [
         ("LLAMA3_8B", "llama3-8b"),
-        ("Llama 3.1 8B", "llama3-8b"),
+        ("Llama 3.1 8B", "llama3.1-8b"),
         ("Llama3 70B", "llama3-70b"),
         ("LLaMA3-8B", "llama3-8b"),
     ],
