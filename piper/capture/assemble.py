@@ -7,7 +7,9 @@ and the dimension of every kernel that is proportional to the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -15,6 +17,7 @@ from torch import nn
 from cost_models.ops import Operation, merge_equal
 from piper.annotation import tags_of
 from piper.capture.dtypes import name_of
+from piper.capture.peak import Moment, peak_of
 from piper.capture.records import (
     PassRecord,
     Record,
@@ -35,23 +38,45 @@ from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDetail:
+    """What a `PassCost` sums up: its kernels one by one, and the moments of its peak (`peak_of`)."""
+
+    operations: tuple[Operation, ...]
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assembly:
+    """A captured model, and the details of its passes by `id` of their `PassCost`."""
+
+    model: CapturedModel
+    details: Mapping[int, PassDetail]
+
+
 def assemble(
-    module: nn.Module, *, runs: tuple[Run, Run, Run], facts: ModelFacts | None, sizes: tuple[int, int, str]
-) -> CapturedModel:
-    """Return the captured model.
+    module: nn.Module,
+    *,
+    runs: tuple[Run, Run, Run],
+    facts: ModelFacts | None,
+    sizes: tuple[int, int, str],
+    other: int,
+) -> Assembly:
+    """Return the captured model with the details of its passes.
 
     Args:
         module: on the meta device.
-        runs: with gradients, without, and with them at a larger microbatch.
+        runs: with gradients, without, and with them at another microbatch.
         facts: counts for reports, or None to count what can be counted.
         sizes: micro_batch, seq_len, dtype.
+        other: micro_batch of the third run.
     """
     trained, thrown_away, _ = runs
     micro_batch, seq_len, dtype = sizes
     where = trained.recorder.where
     outputs = [run.outputs() for run in runs]
     _require_same_segments(trained, runs[1:], where=where)
-    mark_token_dims(runs, sizes=(micro_batch, micro_batch + 1))
+    mark_token_dims(runs, sizes=(micro_batch, other))
     costs = Costs()
     names = segment_names(trained.recorder.segments)
     number = {value: i for values in outputs[0] for i, value in enumerate(values)}
@@ -65,7 +90,7 @@ def assemble(
                 for value in record.inputs
             ),
             outputs=tuple(
-                _spec(value, more, sizes=(micro_batch, micro_batch + 1), where=f"{where}: {names[i]}")
+                _spec(value, more, sizes=(micro_batch, other), where=f"{where}: {names[i]}")
                 for value, more in zip(values, larger_values, strict=True)
             ),
             forward=costs.forward(record, values, run=trained),
@@ -81,7 +106,7 @@ def assemble(
         Parameter(name=name, shape=tuple(parameter.shape), trainable=parameter.requires_grad)
         for name, parameter in module.named_parameters()
     )
-    return CapturedModel(
+    model = CapturedModel(
         facts=facts
         or _counted_facts(where, parameters, segments, vocabulary=trained.recorder.vocabulary.size),
         parameters=parameters,
@@ -91,12 +116,19 @@ def assemble(
         seq_len=seq_len,
         dtype=dtype,
     )
+    return Assembly(model=model, details=costs.details)
 
 
 class Costs:
-    """Costs of segments; equal replays share one object."""
+    """Costs of segments; equal replays share one object.
+
+    Attributes:
+        details: of every cost, by its `id`.
+    """
 
     def __init__(self) -> None:
+        self.details: dict[int, PassDetail] = {}
+        self._of_record: dict[Hashable, dict[str, Any]] = {}
         self._known: dict[tuple[object, ...], PassCost] = {}
         self._splits: dict[int, SplitBackward] = {}
         self._cut_storages: dict[int, frozenset[int]] = {}
@@ -113,6 +145,21 @@ class Costs:
         original, own = _original(record), _own_values(record, outputs)
         # Gradients that only a replay sums are those of inputs.
         extra = tuple(record.extra_backward) if isinstance(record, ReplayRecord) else ()
+        wanted = tuple((id(mine), value.requires_grad) for mine, value in zip(own, outputs, strict=True))
+        key = (id(original), wanted, extra, id(cut))
+        if key not in self._of_record:
+            self._of_record[key] = self._backward(original, (own, outputs), extra=extra, cut=cut)
+        return self._of_record[key]
+
+    def _backward(
+        self,
+        original: SegmentRecord,
+        values: tuple[Sequence[Value], Sequence[Value]],
+        *,
+        extra: tuple[Operation, ...],
+        cut: frozenset[int] | None,
+    ) -> dict[str, Any]:
+        own, outputs = values
         split = self._split(original)
         kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
         saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
@@ -164,12 +211,15 @@ class Costs:
         kept = tuple(dict.fromkeys(kept))
         key = (id(done), kept, tuple(alive_before), extra)
         if key not in self._known:
-            size, whole = done.workspace_bytes(kept=kept, alive_before=alive_before, cut=cut or ())
-            self._known[key] = PassCost(
-                operations=merge_equal((*done.operations, *extra)),
-                workspace_bytes=size,
-                workspace_whole_bytes=0 if cut is None else whole,
+            moments = done.moments(kept=kept, alive_before=alive_before, cut=cut or ())
+            if cut is None:
+                moments = tuple((alive, 0) for alive, _ in moments)
+            size, whole = peak_of(moments)
+            operations = (*done.operations, *extra)
+            cost = self._known[key] = PassCost(
+                operations=merge_equal(operations), workspace_bytes=size, workspace_whole_bytes=whole
             )
+            self.details[id(cost)] = PassDetail(operations=operations, moments=moments)
         return self._known[key]
 
 
@@ -197,9 +247,10 @@ def _saved_by_kind(
 def segment_names(records: Sequence[Record]) -> list[str]:
     """Return a name for each segment: the module that owns its parameters, else its outermost tag."""
     owners = [_owner(record) for record in records]
+    times = Counter(owners)
     return [
         owner
-        if owner and owners.count(owner) == 1
+        if owner and times[owner] == 1
         else "".join(f"{a.name}{a.index}" for a in record.stack[:1])
         for owner, record in zip(owners, records, strict=True)
     ]

@@ -1,21 +1,24 @@
 """`CapturedModel` as JSON, both ways: equal operations, passes and segment bodies are written once.
 
 A layout lists the parameters of its segment in their order, or none: their names are not written again.
+Kernels of a pass that are equal may be written one by one: they are joined when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cost_models.ops import Operation, OpKind
+from cost_models.ops import Operation, OpKind, merge_equal
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
 FORMAT = 5
 
-_PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
+PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
+"""Passes of a segment; a body starts with their numbers."""
+
 _SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
 _FLAGS = (
     "inputs_saved",
@@ -42,19 +45,35 @@ class _Table:
         return found
 
 
-def to_json(model: CapturedModel) -> dict[str, Any]:
-    """Return the JSON object of a captured model."""
+Details = Callable[[PassCost], tuple[Sequence[Operation], list[Any]]]
+"""Returns the operations of a pass, and what else is written of it."""
+
+
+def _plain(cost: PassCost) -> tuple[Sequence[Operation], list[Any]]:
+    return cost.operations, [cost.workspace_bytes, cost.workspace_whole_bytes]
+
+
+def to_json(model: CapturedModel, *, details: Details = _plain) -> dict[str, Any]:
+    """Return the JSON object of a captured model.
+
+    Args:
+        model: what to write.
+        details: what to write of a pass; `from_json` reads the default.
+    """
     operations, passes, bodies = _Table(), _Table(), _Table()
+    known: dict[int, int] = {}
 
     def number_of(cost: PassCost) -> int:
-        numbers = [operations.number(op, _operation_row(op)) for op in cost.operations]
-        row = [numbers, cost.workspace_bytes, cost.workspace_whole_bytes]
-        return passes.number(cost, row)
+        if id(cost) not in known:
+            kernels, rest = details(cost)
+            row = [[operations.number(op, _operation_row(op)) for op in kernels], *rest]
+            known[id(cost)] = passes.number(repr(row), row)
+        return known[id(cost)]
 
     segments = []
     for segment in model.segments:
         body = [
-            *(number_of(getattr(segment, name)) for name in _PASSES),
+            *(number_of(getattr(segment, name)) for name in PASSES),
             *(getattr(segment, name) for name in _SIZES),
             *(list(getattr(segment, name)) for name in _FLAGS),
             [list(row) for row in segment.saved_by_kind],
@@ -93,7 +112,7 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
     operations = [_operation(row) for row in data["operations"]]
     passes = [
         PassCost(
-            operations=tuple(operations[i] for i in row),
+            operations=merge_equal(operations[i] for i in row),
             workspace_bytes=workspace,
             workspace_whole_bytes=whole,
         )
@@ -151,10 +170,10 @@ def _operation(row: Sequence[Any]) -> Operation:
 
 def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
     *values, by_kind, outputs = row
-    names = (*_PASSES, *_SIZES, *_FLAGS)
+    names = (*PASSES, *_SIZES, *_FLAGS)
     found = dict(zip(names, values, strict=True))
     return {
-        **{name: passes[found[name]] for name in _PASSES},
+        **{name: passes[found[name]] for name in PASSES},
         **{name: found[name] for name in _SIZES},
         **{name: tuple(found[name]) for name in _FLAGS},
         "saved_by_kind": tuple((kind, size, late) for kind, size, late in by_kind),

@@ -6,39 +6,96 @@ from typing import Any
 
 from torch import nn
 
-from piper.capture.assemble import assemble
+from piper.capture.assemble import Assembly, assemble
 from piper.capture.dtypes import compute_dtype
 from piper.capture.repeats import repeated_blocks
 from piper.capture.replay import ReplayMismatchError
-from piper.capture.run import record, to_meta
+from piper.capture.run import Run, record, to_meta
 from piper.graph.captured import CapturedModel
+from simulator.plan import ModelFacts
 
 
 def capture_fresh(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
     """Return the captured model; see `piper.capture.capture`."""
-    dtype, micro_batch, seq_len = sizes["dtype"], sizes["micro_batch"], sizes["seq_len"]
-    torch_dtype = compute_dtype(dtype, where=name)
-    if isinstance(source, nn.Module):
-        module, facts = to_meta(source, dtype=torch_dtype), None
-    else:
-        module, facts = source.build(dtype=dtype, device="meta", seq_len=seq_len), source.facts
-        if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-            module = to_meta(module, dtype=torch_dtype)
+    subject = Subject(source, name=name, seq_len=sizes["seq_len"], dtype=sizes["dtype"])
     try:
-        return _captured(module, name=name, sizes=(micro_batch, seq_len, dtype), facts=facts, dedupe=dedupe)
+        return Captures(subject, dedupe=dedupe).at(sizes["micro_batch"], sizes["seq_len"]).model
     except ReplayMismatchError:
-        return _captured(module, name=name, sizes=(micro_batch, seq_len, dtype), facts=facts, dedupe=False)
+        return Captures(subject, dedupe=False).at(sizes["micro_batch"], sizes["seq_len"]).model
 
 
-def _captured(
-    module: nn.Module, *, name: str, sizes: tuple[int, int, str], facts: Any, dedupe: bool
-) -> CapturedModel:
-    micro_batch, seq_len, _ = sizes
-    common: dict[str, Any] = {"where": name, "seq_len": seq_len}
-    common["blocks"] = repeated_blocks(module) if dedupe else ()
-    runs = (
-        record(module, micro_batch=micro_batch, grad=True, **common),
-        record(module, micro_batch=micro_batch, grad=False, **common),
-        record(module, micro_batch=micro_batch + 1, grad=True, **common),
-    )
-    return assemble(module, runs=runs, facts=facts, sizes=sizes)
+class Subject:
+    """A module on the meta device, in one dtype.
+
+    Args:
+        source: as in `piper.capture.capture`.
+        name: for messages.
+        seq_len: longest sequence that it must take.
+        dtype: "fp32", "bf16" or "fp16".
+    """
+
+    def __init__(self, source: Any, *, name: str, seq_len: int, dtype: str) -> None:
+        torch_dtype = compute_dtype(dtype, where=name)
+        self.name, self.dtype = name, dtype
+        self.facts: ModelFacts | None = None
+        if isinstance(source, nn.Module):
+            self.module = to_meta(source, dtype=torch_dtype)
+            return
+        self.facts = source.facts
+        self.module = source.build(dtype=dtype, device="meta", seq_len=seq_len)
+        if not all(tensor.is_meta for tensor in (*self.module.parameters(), *self.module.buffers())):
+            self.module = to_meta(self.module, dtype=torch_dtype)
+
+    @property
+    def layout(self) -> list[tuple[object, ...]]:
+        """Return names, shapes, dtypes and gradients of all parameters and buffers."""
+        tensors = (*self.module.named_parameters(), *self.module.named_buffers())
+        return [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
+
+
+class Captures:
+    """Captures of one module at several sizes; a recording that two of them need is made once.
+
+    Args:
+        subject: the module.
+        dedupe: run repeated blocks once.
+    """
+
+    def __init__(self, subject: Subject, *, dedupe: bool) -> None:
+        self._subject = subject
+        self._blocks = repeated_blocks(subject.module) if dedupe else []
+        self._runs: dict[tuple[int, int, bool], Run] = {}
+
+    def at(self, micro_batch: int, seq_len: int, *, other: int | None = None) -> Assembly:
+        """Return the capture at one size; raises ModelError, ReplayMismatchError.
+
+        Args:
+            micro_batch, seq_len: the size.
+            other: the microbatch to compare with; default one sequence more.
+        """
+        subject, other = self._subject, other or micro_batch + 1
+        return assemble(
+            subject.module,
+            runs=(
+                self.run(micro_batch, seq_len, grad=True),
+                self.run(micro_batch, seq_len, grad=False),
+                self.run(other, seq_len, grad=True),
+            ),
+            facts=subject.facts,
+            sizes=(micro_batch, seq_len, subject.dtype),
+            other=other,
+        )
+
+    def run(self, micro_batch: int, seq_len: int, *, grad: bool) -> Run:
+        """Return the recording at one size."""
+        key = (micro_batch, seq_len, grad)
+        if key not in self._runs:
+            self._runs[key] = record(
+                self._subject.module,
+                where=self._subject.name,
+                micro_batch=micro_batch,
+                seq_len=seq_len,
+                grad=grad,
+                blocks=self._blocks,
+            )
+        return self._runs[key]

@@ -15,6 +15,7 @@ import torch
 
 from cost_models.ops import Operation
 from piper.annotation import Stack
+from piper.capture.peak import Moment
 from piper.capture.regions import Regions
 
 
@@ -92,10 +93,10 @@ class PassRecord:
             allocated={number: nbytes for number, nbytes in self.allocated.items() if number in made},
         )
 
-    def workspace_bytes(
+    def moments(
         self, *, kept: Iterable[int], alive_before: dict[int, int], cut: Container[int]
-    ) -> tuple[int, int]:
-        """Return the peak beyond what is kept at the end and what was alive before; of it what is not cut.
+    ) -> tuple[Moment, ...]:
+        """Return at the begin and after each allocation the bytes beyond what is kept at the end.
 
         Args:
             kept: storages that live on.
@@ -103,18 +104,17 @@ class PassRecord:
             cut: storages that tensor parallelism cuts.
         """
         counted = self.allocated | alive_before
-        alive = whole = 0
-        peak, peak_whole = 0, 0
+        at_end = {storage: self.allocated[storage] for storage in kept if storage in self.allocated}
+        alive = -sum(at_end.values())
+        whole = -sum(nbytes for storage, nbytes in at_end.items() if storage not in cut)
+        found = [(alive, whole)]
         for storage, change in self.events:
             if storage in counted and (change < 0 or storage in self.allocated):
                 alive += change
                 whole += 0 if storage in cut else change
-                if alive > peak:
-                    peak, peak_whole = alive, whole
-        at_end = {storage: self.allocated[storage] for storage in kept if storage in self.allocated}
-        size = max(0, peak - sum(at_end.values()))
-        kept_whole = sum(nbytes for storage, nbytes in at_end.items() if storage not in cut)
-        return size, min(size, max(0, peak_whole - kept_whole))
+                if change > 0:
+                    found.append((alive, whole))
+        return tuple(found)
 
 
 @dataclass(slots=True, eq=False)
