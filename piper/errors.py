@@ -39,3 +39,7 @@ class RunFailedError(PiperError):
     """A run that ended early, or whose numbers differ from what was asked to hold."""
 
     exit_code = 5
+
+
+class CacheNotice(UserWarning):
+    """The cache of captures did not help as it should; results are the same."""

@@ -2,7 +2,7 @@
 
 The module runs on meta tensors (shapes, no numbers) while a dispatch mode notes every kernel, every tensor
 saved for backward, and every tensor that crosses from one scope to another. What the cache knows needs no
-torch.
+torch, nor does another size of a model of which it knows the family ([Note: families]).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cost_models.errors import require_positive_int
-from piper.capture.cache import cache_folder, cache_key, load, store
-from piper.errors import ModelError
+from piper.capture.domain import Domain
+from piper.capture.known import Found, Known
+from piper.errors import CacheNotice, ModelError
 from piper.graph.captured import CapturedModel
 from simulator.plan import ModelFacts
 
@@ -71,11 +72,14 @@ def capture(
     if fingerprint is None:
         return _captured(source, name=name, sizes=sizes, dedupe=dedupe)
     facts = getattr(source, "facts", None)
-    folder, key = cache_folder(cache_dir), cache_key(fingerprint, **sizes)
-    model = load(folder, key)
-    if model is None:
-        model = _captured(source, name=name, sizes=sizes, dedupe=dedupe)
-        store(folder, key, model)
+    known, point = Known.of(source, cache_dir=cache_dir, options=(fingerprint, dtype)), (micro_batch, seq_len)
+    model = known.model_at(point)
+    if model is None and dedupe:
+        model, found = _sampled(source, point, name=name, dtype=dtype, domain=known.domain_to_try(point))
+        known.keep(model, found)
+    elif model is None:
+        model = _captured(source, name=name, sizes=sizes, dedupe=False)
+        known.keep(model, [])
     return model if facts is None else replace(model, facts=facts)
 
 
@@ -85,4 +89,12 @@ def _captured(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) ->
     return capture_fresh(source, name=name, sizes=sizes, dedupe=dedupe)
 
 
-__all__ = ["CapturedModel", "Source", "capture"]
+def _sampled(
+    source: Any, point: tuple[int, int], *, name: str, dtype: str, domain: Domain | None
+) -> tuple[CapturedModel, list[Found]]:
+    from piper.capture.sampling import sample
+
+    return sample(source, point, name=name, dtype=dtype, domain=domain)
+
+
+__all__ = ["CacheNotice", "CapturedModel", "Source", "capture"]

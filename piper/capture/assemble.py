@@ -249,9 +249,7 @@ def segment_names(records: Sequence[Record]) -> list[str]:
     owners = [_owner(record) for record in records]
     times = Counter(owners)
     return [
-        owner
-        if owner and times[owner] == 1
-        else "".join(f"{a.name}{a.index}" for a in record.stack[:1])
+        owner if owner and times[owner] == 1 else "".join(f"{a.name}{a.index}" for a in record.stack[:1])
         for owner, record in zip(owners, records, strict=True)
     ]
 

@@ -86,6 +86,11 @@ class Captures:
             other=other,
         )
 
+    @property
+    def num_operators(self) -> int:
+        """Return how many operators the largest recording holds, replayed blocks left out."""
+        return max((run.recorder.num_operators for run in self._runs.values()), default=0)
+
     def run(self, micro_batch: int, seq_len: int, *, grad: bool) -> Run:
         """Return the recording at one size."""
         key = (micro_batch, seq_len, grad)

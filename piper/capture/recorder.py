@@ -162,6 +162,12 @@ class Recorder(TorchDispatchMode):
             if isinstance(record, SegmentRecord):
                 record.grads_out.setdefault(number)
 
+    @property
+    def num_operators(self) -> int:
+        """Return how many operators the segments hold, replayed ones left out."""
+        records = [record for record in self.segments if isinstance(record, SegmentRecord)]
+        return sum(len(record.forward.steps) + len(record.backward.steps) for record in records)
+
     def users_of_parameters(self) -> Counter[str]:
         """Return how many segments use each parameter."""
         return Counter(name for record in self.segments for name in record.parameters)

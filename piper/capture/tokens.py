@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 from cost_models.ops import Operation, OpKind
 from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord
@@ -56,17 +57,32 @@ def _mark_pass(one: PassRecord, other: PassRecord, sizes: tuple[int, int]) -> No
 def _marked(
     operations: Sequence[Operation], larger: Sequence[Operation], sizes: tuple[int, int]
 ) -> list[Operation]:
-    if [operation.name for operation in operations] != [operation.name for operation in larger]:
-        return list(operations)
+    partner = _partners(operations, larger)
     found: dict[tuple[Operation, tuple[int, ...]], Operation] = {}
     marked = []
-    for operation, other in zip(operations, larger, strict=True):
+    for i, operation in enumerate(operations):
+        other = partner.get(i)
+        if other is None:
+            marked.append(operation)
+            continue
         key = (operation, other.shape)
         if key not in found:
             position = _position(operation, other.shape, sizes)
             found[key] = operation if position < 0 else replace(operation, token_dim=position)
         marked.append(found[key])
     return marked
+
+
+def _partners(operations: Sequence[Operation], larger: Sequence[Operation]) -> dict[int, Operation]:
+    """Return for each kernel the one of the other recording that stands in its place.
+
+    A microbatch of one sequence needs fewer copies: what one recording has alone has no partner.
+    """
+    names, others = [[operation.name for operation in part] for part in (operations, larger)]
+    if names == others:
+        return dict(enumerate(larger))
+    blocks = SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
+    return {block.a + i: larger[block.b + i] for block in blocks for i in range(block.size)}
 
 
 def _position(operation: Operation, larger: tuple[int, ...], sizes: tuple[int, int]) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
 from cost_models.errors import InputError, nearest
 from piper.cli import COMMANDS, INTERRUPTED
 from piper.cli.failures import Failure, failure_of
+from piper.errors import CacheNotice
 
 
 class CommandTable(click.Group):
@@ -62,7 +65,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; never raises, never shows a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with piper.make_context("piper", given) as context:
+        with _notices_in_one_line(), piper.make_context("piper", given) as context:
             piper.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
@@ -78,6 +81,22 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the border: every exception ends here
         return _report(failure_of(error), as_json="--json" in given)
     return 0
+
+
+@contextmanager
+def _notices_in_one_line() -> Iterator[None]:
+    """Show notices on stderr without the line of code that they come from; other warnings as usual."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, CacheNotice):
+                click.echo(f"notice: {message}", err=True)
+            else:
+                usual(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def _report(failure: Failure, *, as_json: bool) -> int:

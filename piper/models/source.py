@@ -53,6 +53,13 @@ class ModelSource:
     assumed: tuple[str, ...] = ()
     origin: str = ""
 
+    @property
+    def length_breaks(self) -> tuple[int, ...]:
+        """Return sequence lengths up to which the module runs one way, and beyond them another: windows."""
+        layers = self.shape.layers if self.shape else ()
+        windows = {getattr(layer.attention, "window", None) for layer in layers}
+        return tuple(sorted(window for window in windows if window is not None))
+
     def fingerprint(self) -> str | None:
         """Return a key of everything about the model that decides what capture finds; None: not cacheable."""
         if self.shape is None:
