@@ -117,6 +117,22 @@ TINY: dict[str, dict[str, Any]] = {
     ),
     "glm4": llama_like("Glm4ForCausalLM", head_dim=8),
     "smollm3": llama_like("SmolLM3ForCausalLM", no_rope_layer_interval=2, num_hidden_layers=4),
+    "generic": {
+        "architectures": ["PiperDecoder"],
+        "hidden": 64,
+        "vocabulary": 128,
+        "context_length": 32,
+        "layers": [
+            {
+                "count": 2,
+                "attention": {"heads": 8, "kv_heads": 8, "head_dim": 8, "rotary": {"theta": 1e4, "dims": 4}},
+                "feed_forward": {"width": 96, "activation": "relu2", "gated": False},
+                "norm": {"kind": "layer"},
+                "placement": "parallel_shared",
+            }
+        ],
+        "final_norm": {"kind": "layer"},
+    },
     "exaone4": llama_like(
         "Exaone4ForCausalLM", sliding_window=8, sliding_window_pattern=2, num_hidden_layers=4
     ),

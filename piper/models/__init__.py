@@ -81,6 +81,7 @@ MODELS: dict[str, Family] = {
     "glm4": Family(reader="piper.models.families.glm4:read"),
     "smollm3": Family(reader="piper.models.families.smollm3:read"),
     "exaone4": Family(reader="piper.models.families.exaone4:read"),
+    "generic": Family(reader="piper.models.families.generic:read"),
 }
 
 ARCHITECTURES: dict[str, str] = {
@@ -180,6 +181,7 @@ ARCHITECTURES: dict[str, str] = {
     "smollm3": "smollm3",
     "Exaone4ForCausalLM": "exaone4",
     "exaone4": "exaone4",
+    "PiperDecoder": "generic",
 }
 """Class names and `model_type`s of Hugging Face configs -> family."""
 

@@ -2,5 +2,5 @@
 
 `config` decides which family reads which part of a file; `trunk` (sizes), `rope` (rotary embedding) and
 `routing` (experts) are what several read alike; `towers`, `adapters` and `refused` are about what stands
-beside a decoder.
+beside a decoder. `parts` and `checks` read a shape that is stated by its own fields.
 """
