@@ -125,7 +125,8 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     clock.lap("resolve")
     models = _capture(source, resolved, seq_len=seq_len, dtype=job.dtype)
     clock.lap("capture")
-    plan = compile_resolved(resolved, models, job, on_pass=on_pass)
+    notices = source.shape.notices if source.shape is not None else ()
+    plan = compile_resolved(resolved, models, job, on_pass=on_pass, notices=notices)
     clock.lap("compile")
     return CompiledJob(
         job=job,
@@ -145,8 +146,12 @@ def compile_resolved(
     *,
     on_pass: Callable[[str, str], None] | None = None,
     verified: bool = True,
+    notices: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan of a resolved strategy over a model captured at each microbatch size."""
+    """Return the plan of a resolved strategy over a model captured at each microbatch size.
+
+    `notices`: what the plan should say of the model.
+    """
     stages, directives = complete(resolved, models[0])
     graph = build_graph(
         models,
@@ -160,7 +165,7 @@ def compile_resolved(
         graph,
         directives,
         strategy=str(resolved.shorthand),
-        notices=(*resolved.notices, *_unused(models[0])),
+        notices=(*notices, *resolved.notices, *_unused(models[0])),
         on_pass=on_pass,
         verified=verified,
     )
