@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from piper.api import compile_plan, register_schedule, search_strategies, simulate
     from piper.report.result import Result, load_result
     from piper.strategy import Strategy, load_strategy
+    from piper.tagging import annotate_modules
 
 _PUBLIC = {
     "Result": "piper.report.result",
     "Strategy": "piper.strategy",
     "annotate": "piper.annotation",
+    "annotate_modules": "piper.tagging",
     "compile_plan": "piper.api",
     "load_result": "piper.report.result",
     "load_strategy": "piper.strategy",
@@ -32,6 +34,7 @@ __all__ = [
     "Result",
     "Strategy",
     "annotate",
+    "annotate_modules",
     "compile_plan",
     "load_result",
     "load_strategy",

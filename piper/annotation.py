@@ -5,6 +5,11 @@ A scope gives every operation inside it a tag (name, index). Indices count up pe
 model, from 0, in tracing order, unless given: a given index re-opens an earlier scope or skips ahead, and
 counting goes on behind the highest one. With nested scopes of one name the inner one wins. The name "PP"
 marks the units at which the model may be cut into pipeline stages. Outside of tracing a scope does nothing.
+
+[Note: outside of scopes]
+What runs in no scope is refused, except where nobody could have put it into one: in a model that was tagged
+from outside (`piper.tagging`), and in a loss that Piper computes. There it belongs to the segment that ran
+before it, or, before the first one, to the first.
 """
 
 from __future__ import annotations
@@ -42,10 +47,12 @@ class Trace:
         on_enter: called with the new stack when a scope opens; the context it returns closes with the
             scope (an exporter marks its own graph so).
         stack: the scopes open now.
+        joins: whether what runs in no scope joins the segment before it [Note: outside of scopes].
     """
 
     on_enter: Callable[[Stack], AbstractContextManager[object]] | None = None
     stack: Stack = ()
+    joins: bool = False
     _next_index: dict[str, int] = field(default_factory=dict)
     _next_uid: int = 0
 
@@ -98,6 +105,20 @@ def annotate(name: str, index: int | None = None) -> Iterator[Annotation | None]
         if trace.on_enter is not None:
             scope.enter_context(trace.on_enter(trace.stack))
         yield annotation
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Let what runs in the block outside of scopes join what ran before it [Note: outside of scopes]."""
+    trace = _TRACE.get()
+    if trace is None:
+        yield
+        return
+    before, trace.joins = trace.joins, True
+    try:
+        yield
+    finally:
+        trace.joins = before
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from piper.capture.peak import Moment, peak_of
 from piper.capture.records import (
     PassRecord,
     Record,
+    ReplayMismatchError,
     ReplayRecord,
     SegmentRecord,
     Value,
@@ -29,7 +30,6 @@ from piper.capture.records import (
     saved_inside,
 )
 from piper.capture.regions import Regions, region_of
-from piper.capture.replay import ReplayMismatchError
 from piper.capture.run import Run
 from piper.capture.split import SplitBackward, output_gradients_read, split_backward
 from piper.capture.tokens import mark_token_dims

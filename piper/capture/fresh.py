@@ -8,8 +8,8 @@ from torch import nn
 
 from piper.capture.assemble import Assembly, assemble
 from piper.capture.dtypes import compute_dtype
+from piper.capture.records import ReplayMismatchError
 from piper.capture.repeats import repeated_blocks
-from piper.capture.replay import ReplayMismatchError
 from piper.capture.run import Run, record, to_meta
 from piper.graph.captured import CapturedModel
 from simulator.plan import ModelFacts

@@ -21,8 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.ops import Operation
 from piper.annotation import Stack, Trace, tracing
+from piper.capture.constants import READS, KnownValues
 from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call, operation_of
-from piper.capture.records import PassRecord, Record, ReplayRecord, SegmentRecord, Step, Value
+from piper.capture.records import (
+    PassRecord,
+    Record,
+    ReplayMismatchError,
+    ReplayRecord,
+    SegmentRecord,
+    Step,
+    Value,
+)
 from piper.capture.regions import Kernel, Regions, region_of
 from piper.capture.shapes import result_of
 from piper.capture.tensors import TensorBook, address_of, layout_key
@@ -94,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self.trace = Trace()
         self.grad_segment: dict[int, int] = {}
         self.regions = Regions()
+        self._values = KnownValues()
         self._marks: list[int] = []
         self._mark_segments: list[int | None] = []
         self._pass = PassRecord()
@@ -193,10 +203,13 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run or infer one operator, and note it."""
         kwargs = kwargs or {}
+        if func._opname == READS and (number := self._values.read(args[0])) is not None:
+            return number
         result = result_of(func, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
         if not self.paused:
+            self._values.note(func, args, kwargs, result=result)
             self._note(self._event(func, args=(*args, *kwargs.values()), result=result))
         return result
 
@@ -353,12 +366,21 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             return known
         stack = self.trace.stack
-        if not stack:
+        if not stack and not self.trace.joins:
             return None
-        if not self.segments or self.segments[-1].stack != stack:
-            self.segments.append(SegmentRecord(index=len(self.segments), stack=stack))
+        self._open_segment(stack)
         self._mark_segments[-1] = len(self.segments) - 1
         return self._mark_segments[-1]
+
+    def _open_segment(self, stack: Stack) -> None:
+        """Let the last segment be the one of a stack [Note: outside of scopes]."""
+        last = self.segments[-1] if self.segments else None
+        if last is not None and not stack and isinstance(last, ReplayRecord):
+            raise ReplayMismatchError
+        if last is not None and stack and not last.stack:
+            last.stack = stack
+        elif last is None or (stack and last.stack != stack):
+            self.segments.append(SegmentRecord(index=len(self.segments), stack=stack))
 
     def _segment_in_backward(self, reads: Sequence[Tensor]) -> int | None:
         node: Any = torch._C._current_autograd_node()

@@ -169,6 +169,10 @@ class ReplayRecord:
 Record = SegmentRecord | ReplayRecord
 
 
+class ReplayMismatchError(Exception):
+    """A replayed block was used in another way than it was recorded; the caller runs everything instead."""
+
+
 def kept_inputs(record: SegmentRecord, kept: Container[int]) -> tuple[bool, ...]:
     """Return for each input whether it is among the storages `kept`."""
     return tuple(value.storage in kept for value in record.inputs)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from piper.tagging import TaggedForward
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_MODULE = frozenset(vars(nn.Module()))
 
@@ -66,6 +68,8 @@ def option_of(value: Any) -> Hashable:
         return type(value), tuple(option_of(item) for item in value)
     if isinstance(value, Mapping):
         return type(value), tuple((option_of(key), option_of(item)) for key, item in value.items())
+    if isinstance(value, TaggedForward):
+        return type(value), value.tags, option_of(value.own)
     return "object", id(value)
 
 

@@ -24,14 +24,11 @@ from piper.annotation import Annotation
 from piper.capture.backward import Layout, backward_of, empty, layout_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
-from piper.capture.records import ReplayRecord, SegmentRecord, Value
+from piper.capture.records import ReplayMismatchError, ReplayRecord, SegmentRecord, Value
 from piper.capture.regions import region_of
 from piper.capture.repeats import option_of
 from piper.capture.tensors import address_of
-
-
-class ReplayMismatchError(Exception):
-    """A replayed block was used in another way than it was recorded; the caller runs everything instead."""
+from piper.tagging import TaggedForward, tagged_forwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +70,7 @@ def replaying(blocks: Sequence[tuple[nn.Module, int]], recorder: Recorder) -> It
         yield replayer
     finally:
         for block in wrapped:
-            del block.__dict__["forward"]
+            replayer.unwrap(block)
     replayer.check_all_went_backward()
 
 
@@ -84,12 +81,13 @@ class Replayer:
         self._recorder = recorder
         self._templates: dict[Hashable, Template | None] = {}
         self._open_calls: dict[int, None] = {}
+        self._tagged: dict[int, TaggedForward | None] = {}
 
     def wrap(self, block: nn.Module, signature: int) -> bool:
-        """Put our `forward` before the block's own; False when it has one already."""
-        if "forward" in block.__dict__:
+        """Put our `forward` before the block's own; False when it is not that of its class."""
+        original = block.__dict__.get("forward", block.forward)
+        if "forward" in block.__dict__ and not isinstance(original, TaggedForward):
             return False
-        original = block.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
@@ -101,10 +99,28 @@ class Replayer:
             if key not in self._templates:
                 self._templates[key] = self._record(block, original, (leaves, spec))
             template = self._templates[key]
-            return original(*args, **kwargs) if template is None else self._replay(block, template, leaves)
+            if template is None:
+                return original(*args, **kwargs)
+            self._note_calls(block)
+            return self._replay(block, template, leaves)
 
         block.__dict__["forward"] = forward
+        self._tagged[id(block)] = original if isinstance(original, TaggedForward) else None
         return True
+
+    def unwrap(self, block: nn.Module) -> None:
+        """Take our `forward` away."""
+        tagged = self._tagged.pop(id(block))
+        if tagged is None:
+            del block.__dict__["forward"]
+        else:
+            block.__dict__["forward"] = tagged
+
+    def _note_calls(self, block: nn.Module) -> None:
+        """Let the tagged modules of a replayed block count as called."""
+        for forward in (self._tagged[id(block)], *(forward for _, forward in tagged_forwards(block))):
+            if forward is not None:
+                forward.called = True
 
     def check_all_went_backward(self) -> None:
         """Raise when a replayed block that was recorded with a backward got none."""
@@ -164,6 +180,8 @@ class Replayer:
         outside, annotation_of = outer.trace.stack, self._reopen(template)
         rename = dict(zip(template.parameters, self._parameters(block), strict=True))
         base = len(outer.segments)
+        if base and not outer.segments[-1].stack:
+            raise ReplayMismatchError  # what ran before the first scope belongs to its segment
         replays = [
             ReplayRecord(
                 index=base + original.index,

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from cost_models.errors import PiperError
 from piper.capture.backward import backward_of
+from piper.capture.calling import loss_of
 from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
-from piper.capture.records import ReplayRecord, Value
-from piper.capture.replay import ReplayMismatchError, replaying
+from piper.capture.records import ReplayMismatchError, ReplayRecord, Value
+from piper.capture.replay import replaying
 from piper.capture.tensors import address_of
 from piper.errors import ModelError
+from piper.tagging import all_called
 from piper.user_code import user_code
 
 MAX_NAMES = 16
@@ -79,12 +81,13 @@ def record(
         inputs=inputs,
     )
     with (
+        all_called(module, where=where),
         replaying(blocks, recorder),
         torch.set_grad_enabled(grad),
         recorder.recording(),
         GpuKernels(recorder),
     ):
-        loss = _forward(lambda: module(*inputs), where=where)
+        loss = _forward(lambda: loss_of(module, *inputs), where=where)
         if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):
             raise ReplayMismatchError  # a view between scopes belongs to the segment before it
         value = _checked_loss(loss, recorder, grad=grad)
@@ -105,7 +108,7 @@ def _forward(run: Callable[[], object], *, where: str) -> object:
     try:
         with user_code():
             return run()
-    except PiperError:
+    except (PiperError, ReplayMismatchError):
         raise
     except Exception as error:
         raise ModelError(

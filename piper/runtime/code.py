@@ -4,6 +4,10 @@
 A segment becomes straight-line Python that makes the traced calls on its arguments: model inputs and
 earlier segments' outputs, parameters, buffers, dropout keys. Names are dropped after their last use, so
 that a forward without gradients holds no more than the module itself would.
+
+[Note: branches on the device]
+The trace runs on meta tensors, so code that asks for the device takes its branch for GPUs. Where torch's CPU
+kernels cannot do what that branch asks, `_INSTEAD` has a function that can, with the same result.
 """
 
 from __future__ import annotations
@@ -149,7 +153,7 @@ class _Writer:
     def _call(self, call: Call) -> None:
         args = [self._text(argument) for argument in call.args]
         args += [f"{key}={self._text(value)}" for key, value in call.kwargs.items()]
-        function = self._constant(call.function)
+        function = self._constant(_INSTEAD.get(call.function, call.function))
         if call.dropout is not None:
             function = self._constant(_Dropout(operation=call.dropout))
             args.insert(0, "keys")
@@ -209,6 +213,17 @@ class _Dropout:
     def __call__(self, keys: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:  # noqa: A002
         """Take the arguments of `F.dropout` (training and inplace have been looked at)."""
         return keyed_dropout(input, p, keys=keys, operation=self.operation)
+
+
+def _histogram(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002  as torch.histc
+    """Count with `torch.histc`, which takes whole numbers on GPUs only; fp64 holds all of them."""
+    if input.is_cuda or input.is_floating_point():
+        return torch.histc(input, *args, **kwargs)
+    return torch.histc(input.double(), *args, **kwargs).to(input.dtype)
+
+
+_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {torch.histc: _histogram, Tensor.histc: _histogram}
+"""[Note: branches on the device]."""
 
 
 def _name(number: int | None) -> str:

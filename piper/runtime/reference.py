@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from piper.annotation import Trace, tracing
+from piper.capture.calling import loss_of
 from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places_of_tags
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.init import initial_value, samples_of
@@ -115,7 +116,7 @@ class SameTree:
         rows = batch[samples[0] : samples[-1] + 1]
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=samples)
         with tracing() as trace, KeyedDropout(keys), self._cut(trace):
-            loss: Tensor = self.module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            loss: Tensor = loss_of(self.module, rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         return loss
 
     def _cut(self, trace: Trace) -> IslandCuts:
@@ -234,7 +235,7 @@ class WholeBatch:
         module.zero_grad()
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=range(len(batch)))
         with KeyedDropout(keys):
-            loss = module(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss = loss_of(module, batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
         loss = loss / self.plan.training.tokens_per_step
         loss.backward()
         found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

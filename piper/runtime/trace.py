@@ -27,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.annotation import Stack, Trace, tracing
+from piper.capture.calling import loss_of
+from piper.capture.constants import READS, KnownValues
 from piper.capture.shapes import result_of
 from piper.errors import ModelError
 from piper.runtime.dropout import dropout_call
@@ -101,7 +103,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], *, where: str) -> 
     with tracing() as annotations:
         mode = _Tracer(module, inputs, annotations=annotations, where=where)
         with mode.random, mode:
-            loss = module(*inputs)
+            loss = loss_of(module, *inputs)
     mode.tracing.loss = mode.number(loss)
     return mode.tracing
 
@@ -159,7 +161,7 @@ torch would import its compiler for them (seconds)."""
 
 
 class _RandomWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators that draw random numbers."""
+    """Notes operators that draw random numbers, and knows values [Note: known values]."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,6 +171,7 @@ class _RandomWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = ""
+        self._values = KnownValues()
 
     def __torch_dispatch__(  # noqa: PLR0917  torch fixes the signature
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -177,8 +180,14 @@ class _RandomWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Fused attention is tagged whether it drops or not; its dropout is looked at apart.
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in str(func):
             self.seen = str(func)
-        result = result_of(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if result is None else result
+        kwargs = kwargs or {}
+        if func._opname == READS and (number := self._values.read(args[0])) is not None:
+            return number
+        result = result_of(func, args, kwargs)
+        if result is None:
+            result = func(*args, **kwargs)
+        self._values.note(func, args, kwargs, result=result)
+        return result
 
 
 class _Tracer(TorchFunctionMode):
@@ -258,11 +267,11 @@ class _Tracer(TorchFunctionMode):
 
     def _here(self, number: int) -> int:
         """Return the number to use in the running segment [Note: views of parameters, own views]."""
-        if self._own and self.annotations.stack:
+        if self._own and self._in_segment:
             self._segment()
         number = self._own.get((len(self.tracing.segments) - 1, number), number)
         call = self._views.get(number)
-        if call is None or not self.annotations.stack:
+        if call is None or not self._in_segment:
             return number
         calls = self._segment()
         running = len(self.tracing.segments) - 1
@@ -302,14 +311,20 @@ class _Tracer(TorchFunctionMode):
         )
         calls.append(call)
         for number in results if isinstance(results, tuple) else (results,):
-            if number is not None and self._is_fixed(self.tracing.tensors[number].tensor):
+            if number is not None and self._is_view_of_fixed(self.tracing.tensors[number]):
                 self._views.setdefault(number, call)
         self._dropouts += dropout is not None
 
+    @property
+    def _in_segment(self) -> bool:
+        return bool(self.annotations.stack) or self.annotations.joins
+
     def _segment(self) -> list[Call]:
         stack, segments = self.annotations.stack, self.tracing.segments
-        if not segments or (stack and segments[-1][0] != stack):
-            if not stack:
+        if segments and stack and not segments[-1][0]:
+            segments[-1] = (stack, segments[-1][1])  # [Note: outside of scopes]
+        elif not segments or (stack and segments[-1][0] != stack):
+            if not stack and not self.annotations.joins:
                 raise ModelError(
                     where=self.where,
                     field="operation",
@@ -348,6 +363,10 @@ class _Tracer(TorchFunctionMode):
 
     def _is_fixed(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._fixed
+
+    def _is_view_of_fixed(self, known: TracedTensor) -> bool:
+        """Return whether a call made a view; one that returns a parameter itself made none."""
+        return known.kind == "made" and self._is_fixed(known.tensor)
 
     def _rewrite(self, tensor: Tensor) -> tuple[int, int]:
         """Give a tensor that was changed in place a new number; return both."""

@@ -17,6 +17,7 @@ PUBLIC = [
     "Result",
     "Strategy",
     "annotate",
+    "annotate_modules",
     "compile_plan",
     "load_result",
     "load_strategy",

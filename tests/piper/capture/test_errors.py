@@ -219,14 +219,14 @@ def test_a_forward_that_fails_is_blamed_with_its_message(forward):
     assert "tokens, labels" in error.fix
 
 
-def test_a_forward_that_takes_no_labels_is_blamed():
+def test_a_forward_that_takes_no_labels_and_returns_no_scores_is_blamed():
     class Unary(nn.Module):
         def forward(self, tokens):
             return tokens
 
     error = refused(Unary())
     assert error.field == "forward"
-    assert "TypeError" in str(error.value)
+    assert "[microbatch, seq, classes]" in error.rule
 
 
 def test_a_boundary_that_grows_in_two_dimensions_is_refused():
