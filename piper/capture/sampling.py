@@ -12,7 +12,7 @@ from piper.capture.family import joined
 from piper.capture.fresh import Captures, Subject
 from piper.capture.known import Family, Found
 from piper.capture.polynomial import IN_BATCH, IN_BOTH, IN_LENGTH, Fit, NotPolynomialError, Point, Terms
-from piper.capture.replay import ReplayMismatchError
+from piper.capture.records import ReplayMismatchError
 from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, PassCost
 
