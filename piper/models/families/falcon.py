@@ -13,7 +13,6 @@ from piper.models.reading.rope import read_rotary
 from piper.models.reading.trunk import ACTIVATIONS, Names, Sizes, Trunk, assemble, read_placement, read_trunk
 from piper.models.shape import Attention, DecoderShape, FeedForward, Layer, Norm
 
-NAMES = Names(kv_heads=None, head_dim=None)
 TWO = 2
 """Norms of a layer whose parts each have their own."""
 
@@ -21,7 +20,13 @@ TWO = 2
 def read(config: Mapping[str, Any], *, where: str) -> DecoderShape:
     """Read a `config.json` object; raises ModelError naming the field."""
     read = Fields(config, where=where)
-    trunk = read_trunk(read, Sizes(context=2048), names=NAMES)
+    read.refuse("apply_residual_connection_post_layernorm", unless=False)
+    names = Names(
+        layers="n_layer" if read.has("n_layer") else "num_hidden_layers",
+        heads="n_head" if read.has("n_head") else "num_attention_heads",
+        kv_heads=None, head_dim=None,
+    )  # fmt: skip
+    trunk = read_trunk(read, Sizes(context=2048), names=names)
     norm = Norm(kind="layer", eps=read.number("layer_norm_epsilon", default=1e-5), bias=True)
     bias, alibi = read.flag("bias", default=False), read.flag("alibi", default=False)
     new = read.flag("new_decoder_architecture", default=False)
@@ -49,12 +54,8 @@ def read(config: Mapping[str, Any], *, where: str) -> DecoderShape:
 def _kv_heads(read: Fields, trunk: Trunk, *, new: bool) -> int:
     """Return the heads of keys and values: stated (new form), one, or as many as queries."""
     multi_query = read.flag("multi_query", default=True)
-    stated = (
-        read.count("num_kv_heads", default=trunk.heads) if new or read.has("num_kv_heads") else trunk.heads
-    )
-    read.raw("n_head_kv")
+    name = "n_head_kv" if read.has("n_head_kv") else "num_kv_heads"  # the first published files
+    stated = read.count(name, default=trunk.heads) if new or read.has(name) else trunk.heads
     kv_heads = stated if new else (1 if multi_query else trunk.heads)
-    read.require(
-        trunk.heads % kv_heads == 0, "num_kv_heads", value=kv_heads, rule=f"must divide {trunk.heads} heads"
-    )
+    read.require(trunk.heads % kv_heads == 0, name, value=kv_heads, rule=f"must divide {trunk.heads} heads")
     return kv_heads

@@ -64,6 +64,8 @@ def _attention(scores: Fields, trunk: Trunk, *, bias: bool, norm: Norm) -> Atten
             trunk.heads % kv_heads == 0, "kv_n_heads", value=kv_heads, rule=f"must divide {trunk.heads} heads"
         )
     scores.refuse("prefix_lm", unless=False)
+    for name in ("attn_impl", "attn_uses_sequence_id", "alibi_bias_max"):
+        scores.raw(name)  # which kernel computes the same
     alibi = scores.flag("alibi", default=True)
     normed = scores.flag("qk_ln", default=False)
     rotary = None

@@ -17,7 +17,8 @@ from piper.models.shape import DecoderShape
 from piper.models.source import load
 
 OWN_MODULE = "any other model can be planned as package.module:function, an annotated module (docs/models.md)"
-TEXT = "text_config"
+TEXTS = ("text_config", "llm_config", "language_config")
+"""Keys under which a model of several parts states its text decoder."""
 
 
 def read_shape(config: Mapping[str, Any], *, where: str) -> DecoderShape:
@@ -35,30 +36,37 @@ def read_shape(config: Mapping[str, Any], *, where: str) -> DecoderShape:
 
 def _text(config: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
     """Return the decoder's own keys: the object under `text_config`, or the config without towers."""
-    outer = Fields(config, where=where)
-    if outer.inner(TEXT) is None:
+    name = _text_key(config, where=where)
+    if name is None:
         beside = {ADAPTERS, FROZEN, *TOWERS}
         return {name: value for name, value in config.items() if name not in beside}
     tied = config.get("tie_word_embeddings")
-    return {**({} if tied is None else {"tie_word_embeddings": tied}), **config[TEXT]}
+    return {**({} if tied is None else {"tie_word_embeddings": tied}), **config[name]}
+
+
+def _text_key(config: Mapping[str, Any], *, where: str) -> str | None:
+    outer = Fields(config, where=where)
+    return next((name for name in TEXTS if outer.inner(name) is not None), None)
 
 
 def _refuse_quantised(config: Mapping[str, Any], *, where: str) -> None:
-    for holder, prefix in ((config, ""), (config.get(TEXT) or {}, f"{TEXT}.")):
+    for prefix in ("", *TEXTS):
+        holder = config.get(prefix) if prefix else config
         stated = holder.get("quantization_config") if isinstance(holder, Mapping) else None
         if stated is None:
             continue
         method = stated.get("quant_method") if isinstance(stated, Mapping) else stated
+        path = f"{prefix}." if prefix else ""
         raise ModelError(
-            where=where, field=f"{prefix}quantization_config.quant_method", value=method,
+            where=where, field=f"{path}quantization_config.quant_method", value=method,
             rule="says that the checkpoint holds quantised weights, which are not what is trained",
             fix="remove quantization_config: the same model is then planned in --dtype",
         )  # fmt: skip
 
 
 def _family(config: Mapping[str, Any], *, where: str) -> str:
-    text = config.get(TEXT)
-    inner = text.get("model_type") if isinstance(text, Mapping) else None
+    key = _text_key(config, where=where)
+    inner = None if key is None else config[key].get("model_type")
     names = _names(config, where=where)
     field = "architectures" if config.get("architectures") else "model_type"
     for name in (*names, config.get("model_type"), inner):

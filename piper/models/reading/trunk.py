@@ -29,10 +29,14 @@ ACTIVATIONS: dict[str, Activation] = {
 
 HARMLESS = frozenset(
     {
-        "_name_or_path", "architectures", "attn_implementation", "_attn_implementation", "auto_map",
-        "cache_implementation", "dtype", "id2label", "is_decoder", "is_encoder_decoder", "label2id",
-        "model_type", "name", "output_attentions", "output_hidden_states", "pretraining_tp", "return_dict",
-        "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "use_return_dict",
+        "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "_attn_implementation",
+        "attention_softmax_in_fp32", "auto_map", "cache_implementation", "chunk_size_feed_forward",
+        "classifier_dropout", "dtype", "emb_init_std", "gradient_checkpointing", "id2label", "init_config",
+        "init_device", "is_decoder", "is_encoder_decoder", "label2id", "max_length", "model_type",
+        "mrope_section", "n_ctx", "name", "output_attentions", "output_hidden_states", "pretraining_tp",
+        "problem_type", "reorder_and_upcast_attn", "return_dict", "scale_attention_softmax_in_fp32",
+        "task_specific_params", "tokenizer_class", "tokenizer_name", "torch_dtype", "torchscript",
+        "transformers_version", "unsloth_version", "use_cache", "use_return_dict", "verbose",
     }
 )  # fmt: skip
 """Keys that say nothing about what is trained, or at what cost."""
@@ -201,14 +205,14 @@ def assemble(
 
 
 def _unread(read: Fields) -> list[str]:
-    names = [
-        name
-        for name in read.unread()
-        if not (name in HARMLESS or name.endswith(("_token_id", "_token_index")))
-    ]
+    names = [name for name in read.unread() if not _harmless(name.rpartition(".")[2])]
     if not names:
         return []
     return [f"config keys that the planned model does not follow: {', '.join(names)}"]
+
+
+def _harmless(name: str) -> bool:
+    return name in HARMLESS or name.endswith(("_token_id", "_token_index")) or name.startswith("summary_")
 
 
 def read_placement(*, parallel: bool, shared: bool) -> Placement:

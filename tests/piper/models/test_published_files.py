@@ -88,6 +88,43 @@ def test_the_family_of_a_nested_decoder_is_its_own(tmp_path):
     assert source.shape.notices == ("vision tower not planned: its parameters are not counted",)
 
 
+GPT2 = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+    "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
+}  # fmt: skip
+MPT = {
+    "architectures": ["MPTForCausalLM"], "attn_config": {
+        "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+        "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None,
+        "prefix_lm": False, "qk_ln": False, "softmax_scale": None},
+    "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0, "expansion_ratio": 4,
+    "init_config": {"gain": 0}, "init_device": "cpu", "learned_pos_emb": True, "logit_scale": None,
+    "max_seq_len": 2048, "model_type": "mpt",
+    "n_heads": 32, "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
+    "tokenizer_name": "EleutherAI/gpt-neox-20b", "torch_dtype": "bfloat16", "transformers_version": "4.28.1",
+    "use_cache": False, "verbose": 0, "vocab_size": 50432,
+}  # fmt: skip
+FIRST_FALCON = {
+    "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["RWForCausalLM"],
+    "attention_dropout": 0.0, "bias": False, "hidden_dropout": 0.0, "hidden_size": 8192,
+    "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "RefinedWeb", "n_head": 128,
+    "n_head_kv": 8, "n_layer": 60, "new_decoder_architecture": True, "vocab_size": 65024,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "count"), [(GPT2, 124_439_808), (MPT, 6_649_286_656), (FIRST_FALCON, 41_303_293_952)]
+)
+def test_a_whole_file_is_read_without_a_notice(tmp_path, config, count):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = find_model(str(tmp_path))
+    assert (source.n_parameters, source.shape.notices) == (count, ())
+
+
 def test_keys_that_the_plan_does_not_follow_are_told(tmp_path):
     text = json.loads((FILES / "hf_qwen3_4b.json").read_text()) | {"num_kv_shared_layers": 4}
     (tmp_path / "config.json").write_text(json.dumps(text))
