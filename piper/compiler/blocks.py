@@ -1,24 +1,29 @@
 """Blocks: everything that one pass of one stage does for one microbatch, as templates in dispatch order.
 
 [Note: blocks]
-A block is F, B, BI or BW of a stage: its receives, its compute tasks with their recomputation, the
-exchanges between these, its sends. Compute tasks keep the order of the model (B: against it). All else is
-anchored: dispatched right after the compute task that it follows, or before the first one.
+A block is F, B, BI or BW of a stage, or of a part of one ([Note: parts]): its receives, its compute tasks
+with their recomputation, the exchanges between these, its sends. Compute tasks keep the order of the model
+(B: against it). All else is anchored: dispatched right after the compute task that it follows, or before the
+first one of the block that needs it. What follows or serves which part depends on the order of the parts, so
+the blocks of a microbatch are made together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from cost_models.errors import check_invariant
 from piper.graph import EdgeKind, Graph, Node
+from piper.graph.parts import Parts
 from simulator.plan import COMPUTE_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
 
-BlockKey = tuple[int, TaskKind]
-"""Stage and F, B, BI or BW."""
+BlockKey = tuple[int, TaskKind, int]
+"""Stage; F, B, BI or BW; first segment of the part, or NONE: the whole stage."""
 
 RECEIVE, BEFORE, COMPUTE, AFTER, SEND, REDUCE = 0, 1, 5, 6, 10, 12
 """Lanes: what is dispatched first around one compute task."""
@@ -67,13 +72,34 @@ class BlockMaker:
 
     graph: Graph
     pipeline_rank: int
-    _made: dict[BlockKey, Block] = field(default_factory=dict)
+    _made: dict[tuple[BlockKey, ...], tuple[Block, ...]] = field(default_factory=dict)
+    _ordered: dict[tuple[int, TaskKind], list[Node]] = field(default_factory=dict)
 
-    def block(self, key: BlockKey) -> Block:
-        """Return the block of a stage and pass."""
-        if key not in self._made:
-            self._made[key] = self._make(key)
-        return self._made[key]
+    def blocks(self, keys: Sequence[BlockKey]) -> list[Block]:
+        """Return the blocks of a microbatch, given in the order of its row."""
+        passes: dict[tuple[int, TaskKind], list[BlockKey]] = {}
+        for key in keys:
+            passes.setdefault(key[:2], []).append(key)
+        found: dict[BlockKey, Block] = {}
+        for parts in map(tuple, passes.values()):
+            if parts not in self._made:
+                self._made[parts] = self._make(parts)
+            found |= zip(parts, self._made[parts], strict=True)
+        return [found[key] for key in keys]
+
+    def compute(self, key: BlockKey) -> list[Node]:
+        """Return the compute tasks of a block, in order; an R belongs to the part that needs it first."""
+        stage, kind, part = key
+        if (stage, kind) not in self._ordered:
+            self._ordered[stage, kind] = self._compute(self._of_pass(stage, kind))
+        ordered = self._ordered[stage, kind]
+        if part == NONE:
+            return ordered
+        later = [start for start in self._parts.of(kind, stage) if start > part]
+        end = later[0] if later else self._span(stage)[1] + 1
+        needed = {n.uid: i for i, n in enumerate(ordered) if n.kind is not TaskKind.R}
+        homes = [n if n.uid in needed else ordered[self._first_use(n, needed)] for n in ordered]
+        return [n for n, home in zip(ordered, homes, strict=True) if part <= home.first_segment < end]
 
     def part(self, node: Node) -> int:
         """Return the `part` of a node's tasks (`simulator.plan.Task`)."""
@@ -111,20 +137,49 @@ class BlockMaker:
                 found.setdefault((node.stage, node.pass_kind), []).append(node)
         return found
 
-    def _make(self, key: BlockKey) -> Block:
-        stage, kind = key
-        nodes = [n for n in self._nodes.get((stage, _PASS[kind]), ()) if n.kind is not _OTHER.get(kind)]
-        compute = self._compute(nodes)
+    @cached_property
+    def _parts(self) -> Parts:
+        return Parts(graph=self.graph)
+
+    def _of_pass(self, stage: int, kind: TaskKind) -> list[Node]:
+        return [n for n in self._nodes.get((stage, _PASS[kind]), ()) if n.kind is not _OTHER.get(kind)]
+
+    def _make(self, keys: tuple[BlockKey, ...]) -> tuple[Block, ...]:
+        """Return the blocks of one pass, of its parts in the given order."""
+        nodes = self._of_pass(*keys[0][:2])
+        computes = [self.compute(key) for key in keys]
+        starts = list(accumulate(map(len, computes[:-1]), initial=0))
+        compute = [node for listed in computes for node in listed]
         rank = {node.uid: i for i, node in enumerate(compute)}
         entries = [Entry(node=n, anchor=rank[n.uid], lane=COMPUTE) for n in compute]
-        receives = [n for n in nodes if n.kind in RECV_KINDS]
-        entries += [Entry(node=n, anchor=NONE, lane=RECEIVE) for n in sorted(receives, key=lambda n: n.edge)]
+        receives = sorted((n for n in nodes if n.kind in RECV_KINDS), key=lambda n: n.edge)
+        entries += [Entry(node=n, anchor=NONE, lane=RECEIVE) for n in receives]
         others = {n.uid: n for n in nodes if n.kind not in COMPUTE_KINDS | RECV_KINDS}
         place = {entry.node.uid: (entry.anchor, entry.lane) for entry in entries}
+        use = {node.uid: self._first_use(node, rank) for node in receives}
         for node in self._in_flow(others):
-            place[node.uid] = self._place(node, place)
-            entries.append(Entry(node=node, anchor=place[node.uid][0], lane=place[node.uid][1]))
-        return Block(key=key, entries=tuple(sorted(entries, key=lambda e: (e.anchor, e.lane))))
+            anchor, lane = place[node.uid] = self._place(node, place)
+            entries.append(Entry(node=node, anchor=anchor, lane=lane))
+            if anchor == NONE:
+                brought = [use[uid] for uid in self._sources(node) if uid in use]
+                use[node.uid] = max(brought, default=_first_inside(node.region, compute))
+        inside: list[list[Entry]] = [[] for _ in keys]
+        for entry in sorted(entries, key=lambda e: (e.anchor, e.lane)):
+            number = bisect_right(starts, use.get(entry.node.uid, entry.anchor)) - 1
+            inside[number].append(replace(entry, anchor=max(entry.anchor - starts[number], NONE)))
+        return tuple(Block(key=key, entries=tuple(found)) for key, found in zip(keys, inside, strict=True))
+
+    def _first_use(self, node: Node, rank: Mapping[str, int]) -> int:
+        """Return the first of ranked tasks to which a node leads directly or through others; 0: to none."""
+        ways, uses = [node.uid], []
+        for uid in ways:
+            for edge in self.graph.outgoing.get(uid, ()):
+                target = self.graph.node[edge.target]
+                if edge.target in rank:
+                    uses.append(rank[edge.target])
+                elif (target.is_exchange or target.kind is TaskKind.R) and edge.target not in ways:
+                    ways.append(edge.target)
+        return min(uses, default=0)
 
     def _compute(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the compute tasks in an order that edges allow, else along the model (B: against it)."""
@@ -174,6 +229,12 @@ class BlockMaker:
         if anchor == NONE:
             return anchor, max(lane + 1, BEFORE)
         return anchor, max(AFTER, lane + 1)
+
+
+def _first_inside(region: tuple[int, int], compute: Sequence[Node]) -> int:
+    """Return the first of compute tasks that has segments of a region; 0: none has."""
+    overlap = (n.first_segment <= region[1] and region[0] <= n.last_segment for n in compute)
+    return next((i for i, inside in enumerate(overlap) if inside), 0)
 
 
 def _compute_order(node: Node) -> tuple[int, bool]:

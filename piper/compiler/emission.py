@@ -69,8 +69,8 @@ class Emission:
     @cached_property
     def layout(self) -> Layout:
         """Return where each block of the row stands."""
-        blocks = {key: self.templates.maker.block(key) for key in self.names.keys}
-        return lay_out(self.names, blocks, num_microbatches=len(self.graph.micro_batch_sizes))
+        num_compute = {key: len(self.templates.maker.compute(key)) for key in self.names.keys}
+        return lay_out(self.names, num_compute, num_microbatches=len(self.graph.micro_batch_sizes))
 
     @cached_property
     def names(self) -> RowNames:

@@ -3,17 +3,19 @@
 [Note: compute numbers]
 All compute tasks of a device are numbered in the order of its row. The blocks of a slot with one pass
 follow each other; passes that share a slot are interleaved evenly, so that the exchanges of one run while
-the other computes. Everything else is dispatched next to a compute task (`Entry.anchor`).
+the other computes; parts of one stage and microbatch in a slot count as one and follow each other.
+Everything else is dispatched next to a compute task (`Entry.anchor`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from piper.compiler.blocks import Block, BlockKey
+from piper.compiler.blocks import BlockKey
 from piper.compiler.columns import Numbers
 from simulator.plan import NONE, TaskKind, TaskName
 
@@ -74,12 +76,18 @@ class RowNames:
         names = [name for slot in row for name in slot]
         kinds = np.array([name.kind for name in names], dtype=np.int64)
         code = np.array([name.stage for name in names], dtype=np.int64) * _KINDS + kinds
+        parts = np.array([name.part for name in names], dtype=np.int64) - NONE
+        num_parts = int(parts.max(initial=0)) + 1
+        code = code * num_parts + parts
         distinct, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         return cls(
-            keys=tuple((c // _KINDS, TaskKind(c % _KINDS)) for c in distinct[order].tolist()),
+            keys=tuple(
+                (c // num_parts // _KINDS, TaskKind(c // num_parts % _KINDS), c % num_parts + NONE)
+                for c in distinct[order].tolist()
+            ),
             key=place[inverse],
             microbatch=np.array([name.microbatch for name in names], dtype=np.int64),
             slot=np.repeat(np.arange(len(row)), [len(slot) for slot in row]),
@@ -100,9 +108,9 @@ class RowNames:
 _KINDS = max(TaskKind) + 1
 
 
-def lay_out(names: RowNames, blocks: Mapping[BlockKey, Block], *, num_microbatches: int) -> Layout:
-    """Return where every block of a row stands."""
-    sizes = np.array([blocks[key].num_compute for key in names.keys], dtype=np.int64)
+def lay_out(names: RowNames, num_compute: Mapping[BlockKey, int], *, num_microbatches: int) -> Layout:
+    """Return where every block of a row stands, from the number of its compute tasks."""
+    sizes = np.array([num_compute[key] for key in names.keys], dtype=np.int64)
     num_slots = int(names.slot.max(initial=-1)) + 1
     lengths = np.zeros(num_slots, dtype=np.int64)
     np.add.at(lengths, names.slot, sizes[names.key])
@@ -122,22 +130,38 @@ def lay_out(names: RowNames, blocks: Mapping[BlockKey, Block], *, num_microbatch
 
 def _interleave(names: RowNames, sizes: Sequence[int], first: Numbers, *, compute: Sequence[Numbers]) -> None:
     """Set the numbers of passes that share a slot: spread evenly, ties in the order of the slot."""
-    offsets: dict[tuple[int, ...], list[Numbers]] = {}
+    offsets: dict[tuple[tuple[int, int], ...], list[Numbers]] = {}
     starts = np.flatnonzero(np.diff(names.slot, prepend=-1))
     ends = np.append(starts[1:], len(names.slot))
     for start, end in zip(*(bound[ends - starts > 1].tolist() for bound in (starts, ends)), strict=True):
         kinds = tuple(names.key[start:end].tolist())
-        if kinds not in offsets:
-            offsets[kinds] = _spread([sizes[key] for key in kinds])
-        begin = first[names.slot[start]]
         microbatches = names.microbatch[start:end].tolist()
-        for key, microbatch, offset in zip(kinds, microbatches, offsets[kinds], strict=True):
+        members = tuple(zip(kinds, _together(names, kinds, microbatches), strict=True))
+        if members not in offsets:
+            offsets[members] = _spread([(sizes[key], member) for key, member in members])
+        begin = first[names.slot[start]]
+        for key, microbatch, offset in zip(kinds, microbatches, offsets[members], strict=True):
             compute[key][microbatch] = begin + offset
 
 
-def _spread(sizes: Sequence[int]) -> list[Numbers]:
-    places = [((i + 0.5) / size, member, i) for member, size in enumerate(sizes) for i in range(size)]
-    found = [np.zeros(size, dtype=np.int64) for size in sizes]
-    for number, (_, member, i) in enumerate(sorted(places)):
-        found[member][i] = number
+def _together(names: RowNames, kinds: Sequence[int], microbatches: Sequence[int]) -> list[int]:
+    """Return for each block of a slot a number, the same for those of one stage and microbatch."""
+    passes = [(names.keys[kind][0], m) for kind, m in zip(kinds, microbatches, strict=True)]
+    number = {found: i for i, found in enumerate(dict.fromkeys(passes))}
+    return [number[found] for found in passes]
+
+
+def _spread(blocks: Sequence[tuple[int, int]]) -> list[Numbers]:
+    """Return the numbers of each block (compute tasks, member of the slot); members are interleaved."""
+    totals: Counter[int] = Counter()
+    for size, member in blocks:
+        totals[member] += size
+    places = [((i + 0.5) / total, member, i) for member, total in totals.items() for i in range(total)]
+    numbers: dict[int, list[int]] = {member: [] for member in totals}
+    for number, (_, member, _) in enumerate(sorted(places)):
+        numbers[member].append(number)
+    found: list[Numbers] = []
+    for size, member in blocks:
+        found.append(np.array(numbers[member][:size], dtype=np.int64))
+        del numbers[member][:size]
     return found

@@ -103,8 +103,7 @@ class DeviceTemplates:
         entries: list[Entry] = []
         anchors: list[int] = []
         first = 0
-        for key in keys:
-            block = self.maker.block(key)
+        for block in self.maker.blocks(keys):
             entries += block.entries
             anchors += [first + max(entry.anchor, 0) for entry in block.entries]
             first += block.num_compute

@@ -76,7 +76,7 @@ class Order(Directive):
             rows = _without_missing_backwards(self.rows, graph)
             return replace(graph, rows=rows, row_lines=(self.where,) * len(rows), schedule=self.schedule)
         row = row_of_filters(graph, self.filters, where=self.where, dimension=self.dimension)
-        home = graph.pipeline_rank_of_stage[row[0][0].stage]
+        home = graph.pipeline_rank_of_stage[row.slots[0][0].stage]
         ranks = graph.num_pipeline_ranks
         listed, lines = list(graph.rows or ((),) * ranks), list(graph.row_lines or ("",) * ranks)
         if lines[home]:
@@ -85,8 +85,14 @@ class Order(Directive):
                 rule=f"already has the order at {lines[home]}",
                 fix="write one order directive per pipeline rank",
             )  # fmt: skip
-        listed[home], lines[home] = row, self.where
-        return replace(graph, rows=tuple(listed), row_lines=tuple(lines), schedule="custom")
+        listed[home], lines[home] = row.slots, self.where
+        return replace(
+            graph,
+            rows=tuple(listed),
+            row_lines=tuple(lines),
+            row_borders=tuple(sorted({*graph.row_borders, *row.borders})),
+            schedule="custom",
+        )
 
 
 def _schedule(value: object, *, where: str) -> str:

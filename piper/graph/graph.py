@@ -150,6 +150,8 @@ class Graph:
         rows: order of compute tasks per pipeline rank; until the order is completed, some or all tasks of
             a rank may be missing.
         row_lines: file and line of each row ("": not stated).
+        row_borders: where rows divide stages (`piper.graph.parts`): a pass (F, B or BW; a border of BW is one
+            of B too) and the segment with which a part begins.
         mesh_line: file and line of the mesh.
         schedule: name of the order.
         clip_grad_norm: largest global gradient norm, or None.
@@ -177,6 +179,7 @@ class Graph:
     groups: tuple[Group, ...] = ()
     rows: Rows = ()
     row_lines: tuple[str, ...] = ()
+    row_borders: tuple[tuple[TaskKind, int], ...] = ()
     mesh_line: str = "strategy"
     schedule: str = ""
     clip_grad_norm: float | None = None

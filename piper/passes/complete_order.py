@@ -2,7 +2,8 @@
 
 [Note: completed orders]
 What the rows list on a rank stays in its order; what they do not list runs where its stage lives, as
-early as the data allow, with F = 1 and B = 2 (two matrix products for one): a backward before a forward,
+early as the data allow, with F = 1 and B = 2 (two matrix products for one; parts of stages by their
+segments): a backward before a forward,
 then the lower microbatch, then the stage nearer to the end of its pass. A forward that no row lists waits
 while its stage holds as many microbatches as there are stages from it to the last one, so that ranks with
 one stage each get 1F1B. If nothing else can run, because a row wants more forwards first, the first
@@ -14,21 +15,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from heapq import heappop, heappush
 
 import numpy as np
 
 from piper.errors import StrategyError
-from piper.graph.graph import EdgeKind, Graph, Rows
-from simulator.plan import TaskKind, TaskName
+from piper.graph.graph import Graph, Rows
+from piper.graph.parts import Parts
+from simulator.plan import NONE, TaskKind, TaskName
 from simulator.plan.checks.shortest_cycle import Digraph
 
 _TIME = {TaskKind.F: 1, TaskKind.B: 2, TaskKind.BI: 1, TaskKind.BW: 1}
 _BACKWARD = (TaskKind.B, TaskKind.BI)
+_HALVES = (TaskKind.BI, TaskKind.BW)
+_KINDS = {TaskKind.F: (TaskKind.F,), TaskKind.B: _BACKWARD, TaskKind.BW: (TaskKind.BW,)}
+"""Of a pass: the tasks that run it."""
 
 Slot = tuple[TaskName, ...]
-Place = tuple[TaskKind, int]
-"""Pass (F or B) of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +46,44 @@ class CompleteOrder:
         """Return the graph with complete rows; raises StrategyError where the rows contradict the data."""
         if graph.rows and graph.schedule != "custom":
             return graph
-        missing = _missing(graph)
+        parts = Parts(graph=graph)
+        missing = _missing(parts)
         if not any(missing):
             return graph
         rows = graph.rows or ((),) * graph.num_pipeline_ranks
-        work = _Work.of(graph, rows, missing)
+        work = _Work.of(parts, rows, missing)
         _require_no_cycle(work, graph)
         lines = graph.row_lines or ("",) * len(rows)
         return replace(graph, rows=_list_schedule(work), row_lines=lines, schedule="custom")
 
 
-def _missing(graph: Graph) -> tuple[tuple[TaskName, ...], ...]:
-    """Return, by pipeline rank, F and B of its stages that no row has, whole or in halves."""
-    listed = {
-        (task.kind is TaskKind.F, task.stage, task.microbatch)
-        for row in graph.rows
-        for slot in row
-        for task in slot
-    }
-    backward = {node.stage for node in graph.nodes if node.kind is TaskKind.B}
+def _missing(parts: Parts) -> tuple[tuple[TaskName, ...], ...]:
+    """Return, by pipeline rank, F and B of its stages that no row has, whole, in halves or in parts."""
+    graph = parts.graph
+    listed: dict[tuple[TaskKind, int, int], set[int]] = {}
+    for task in (task for row in graph.rows for slot in row for task in slot):
+        listed.setdefault((task.kind, task.stage, task.microbatch), set()).add(task.part)
+
+    def lacking(kind: TaskKind, stage: int, microbatch: int) -> Iterator[TaskName]:
+        if kind is TaskKind.B and any((half, stage, microbatch) in listed for half in _HALVES):
+            for half in _HALVES:
+                yield from lacking(half, stage, microbatch)
+            return
+        whole = TaskName(kind=kind, stage=stage, microbatch=microbatch)
+        named = listed.get((kind, stage, microbatch))
+        if named is None:
+            yield whole
+        elif NONE not in named:
+            yield from (replace(whole, part=i) for i in parts.of(kind, stage) if i not in named)
+
     return tuple(
         tuple(
-            TaskName(kind=kind, stage=stage, microbatch=microbatch)
+            task
             for stage, home in sorted(graph.pipeline_rank_of_stage.items())
             for microbatch in range(len(graph.micro_batch_sizes))
             for kind in (TaskKind.F, TaskKind.B)
-            if home == rank
-            and (kind is TaskKind.F or stage in backward)
-            and (kind is TaskKind.F, stage, microbatch) not in listed
+            if home == rank and parts.of(kind, stage)
+            for task in lacking(kind, stage, microbatch)
         )
         for rank in range(graph.num_pipeline_ranks)
     )
@@ -80,6 +94,7 @@ class _Work:
     """All slots, numbered: those of the rows, then one for each missing task.
 
     Args:
+        parts: of stages.
         slots: their tasks.
         rank: where each runs.
         listed: how many of them stand in rows: the first ones.
@@ -87,6 +102,7 @@ class _Work:
         depth: stages from each stage to the last one, itself included.
     """
 
+    parts: Parts
     slots: tuple[Slot, ...]
     rank: tuple[int, ...]
     listed: int
@@ -94,61 +110,59 @@ class _Work:
     depth: Mapping[int, int]
 
     @staticmethod
-    def of(graph: Graph, rows: Rows, missing: Sequence[Sequence[TaskName]]) -> _Work:
+    def of(parts: Parts, rows: Rows, missing: Sequence[Sequence[TaskName]]) -> _Work:
         slots = [slot for row in rows for slot in row]
         rank = [number for number, row in enumerate(rows) for _ in row]
         listed = len(slots)
         slots += [(task,) for tasks in missing for task in tasks]
         rank += [number for number, tasks in enumerate(missing) for _ in tasks]
-        slot_of = {task: number for number, slot in enumerate(slots) for task in slot}
-        before = _passes_before(graph)
+        slot_of = {
+            parts.name(place, task.microbatch, kind=task.kind): number
+            for number, slot in enumerate(slots)
+            for task in slot
+            for place in parts.of_task(task)
+        }
         needs = []
         for number, slot in enumerate(slots):
-            found = {need for task in slot for need in _needs(task, before, slot_of)} - {number}
+            found = {need for task in slot for need in _needs(task, parts, slot_of)} - {number}
             if 0 < number < listed and rank[number - 1] == rank[number]:
                 found.add(number - 1)
             needs.append(tuple(sorted(found)))
         return _Work(
-            slots=tuple(slots), rank=tuple(rank), listed=listed, needs=tuple(needs), depth=_depths(before)
+            parts=parts,
+            slots=tuple(slots),
+            rank=tuple(rank),
+            listed=listed,
+            needs=tuple(needs),
+            depth=_depths(parts),
         )
 
+    def time(self, number: int) -> Fraction | int:
+        """Return how long a slot takes: whole numbers where its stages are not divided."""
+        return sum(_TIME[task.kind] * self.parts.share(task) for task in self.slots[number])
 
-def _passes_before(graph: Graph) -> dict[Place, tuple[Place, ...]]:
-    """Return which passes of which stages give data to each pass of each stage, for one microbatch."""
-    found: dict[Place, dict[Place, None]] = {
-        (node.kind, node.stage): {} for node in graph.nodes if node.kind in {TaskKind.F, TaskKind.B}
-    }
-    for edge in graph.edges:
-        source, target = graph.node[edge.source], graph.node[edge.target]
-        first, then = (source.kind, source.stage), (target.kind, target.stage)
-        if edge.kind is not EdgeKind.PREVIOUS_STEP and first != then and {first, then} <= set(found):
-            found[then][first] = None
-    return {place: tuple(places) for place, places in found.items()}
+    def begins(self, task: TaskName) -> bool:
+        """Return whether a task has the first segment of its stage: one part of a pass has."""
+        return task.part == NONE or task.part == self.parts.of(task.kind, task.stage)[0]
 
 
-def _depths(before: Mapping[Place, Sequence[Place]]) -> dict[int, int]:
+def _depths(parts: Parts) -> dict[int, int]:
     """Return how many stages a forward passes from each stage to the end, on the longest way."""
-    stages = sorted((stage for kind, stage in before if kind is TaskKind.F), reverse=True)
+    stages = sorted({stage for kind, stage, _ in parts.needs if kind is TaskKind.F}, reverse=True)
     depth = dict.fromkeys(stages, 1)
     for stage in stages:
-        for kind, earlier in before[TaskKind.F, stage]:
-            if kind is TaskKind.F:
-                depth[earlier] = max(depth[earlier], depth[stage] + 1)
+        for part in parts.of(TaskKind.F, stage):
+            for kind, earlier, _ in parts.needs[TaskKind.F, stage, part]:
+                if kind is TaskKind.F and earlier != stage:
+                    depth[earlier] = max(depth[earlier], depth[stage] + 1)
     return depth
 
 
-def _needs(
-    task: TaskName, before: Mapping[Place, Sequence[Place]], slot_of: Mapping[TaskName, int]
-) -> Iterator[int]:
+def _needs(task: TaskName, parts: Parts, slot_of: Mapping[TaskName, int]) -> Iterator[int]:
     """Yield the slots whose data a task needs; of a backward in halves the first one."""
-    if task.kind is TaskKind.BW:
-        places: Sequence[Place] = ((TaskKind.B, task.stage),)
-    else:
-        kind = TaskKind.B if task.kind in _BACKWARD else TaskKind.F
-        places = before.get((kind, task.stage), ())
-    for kind, stage in places:
-        for name in (kind,) if kind is TaskKind.F else _BACKWARD:
-            number = slot_of.get(TaskName(kind=name, stage=stage, microbatch=task.microbatch))
+    for needed in (needed for place in parts.of_task(task) for needed in parts.needs[place]):
+        for kind in _KINDS[needed[0]]:
+            number = slot_of.get(parts.name(needed, task.microbatch, kind=kind))
             if number is not None:
                 yield number
 
@@ -200,9 +214,9 @@ def _list_schedule(work: _Work) -> Rows:
     for number in (n for n, left in enumerate(state.left) if not left):
         state.ready[work.rank[number]].append(number)
     rows: list[list[Slot]] = [[] for _ in range(num_ranks)]
-    running: list[tuple[int, int]] = []
+    running: list[tuple[Fraction | int, int]] = []
     idle = dict.fromkeys(range(num_ranks))
-    now = 0
+    now: Fraction | int = 0
     while any(state.ready) or running:
         chosen = [slot for rank in idle if (slot := _choice(work, state, rank)) is not None]
         if not chosen and not running:
@@ -214,7 +228,7 @@ def _list_schedule(work: _Work) -> Rows:
             state.ready[rank].remove(start)
             del idle[rank]
             _count(work, state, start)
-            heappush(running, (now + sum(_TIME[task.kind] for task in work.slots[start]), start))
+            heappush(running, (now + work.time(start), start))
         now = running[0][0]
         while running and running[0][0] == now:
             _, number = heappop(running)
@@ -237,7 +251,7 @@ def _choice(work: _Work, state: _State, rank: int) -> int | None:
 
 def _may_start(work: _Work, state: _State, number: int) -> bool:
     task = work.slots[number][0]
-    if number < work.listed or task.kind is not TaskKind.F:
+    if number < work.listed or task.kind is not TaskKind.F or not work.begins(task):
         return True
     return state.held[task.stage] < work.depth[task.stage]
 
@@ -249,5 +263,5 @@ def _key(work: _Work, number: int) -> tuple[bool, int, int, int]:
 
 
 def _count(work: _Work, state: _State, number: int) -> None:
-    for task in work.slots[number]:
+    for task in filter(work.begins, work.slots[number]):
         state.held[task.stage] += {TaskKind.F: 1, TaskKind.BI: 0}.get(task.kind, -1)

@@ -49,7 +49,8 @@ class InsertExchanges:
     Between stages with unlike meshes, the receiving side regroups what arrives (`piper.graph.regrouping`).
 
     An `asynchronous` region computes piece by piece while its pieces travel, so all its collectives stand
-    beside it (Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition").
+    beside it (Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition"), unless
+    a row divides its computation: other tasks may then come between.
 
     rewrite: F{before} -> F{region} -> F{after}
           -> F{before} -> all-gather -> F{region} -> reduce-scatter -> F{after}   (tp, sequence_parallel)
@@ -166,7 +167,7 @@ class _Rewiring:
             if kind is None:
                 continue
             node = self._exchange(border, value, phase=phase, kind=kind)
-            beside, inwards = self._is_beside(border), _inwards(border, phase)
+            beside, inwards = self._is_beside(border, phase), _inwards(border, phase)
             yield from (GraphEdge(uid, node.uid) for uid in sources)
             if not beside:
                 sources = [node.uid]
@@ -174,9 +175,13 @@ class _Rewiring:
                 sources.append(node.uid)
         yield from (GraphEdge(uid, target) for uid in sources)
 
-    def _is_beside(self, border: _Border) -> bool:
+    def _is_beside(self, border: _Border, phase: TaskKind) -> bool:
         """Return whether the exchanges of a region run while it computes."""
-        return border.axis == "tp" and self.shares.tensor_of[border.region[0]].asynchronous
+        first, last = border.region
+        asynchronous = border.axis == "tp" and self.shares.tensor_of[first].asynchronous
+        return asynchronous and not any(
+            kind is phase and first < i <= last for kind, i in self.graph.row_borders
+        )
 
     def _in_pieces(self, edges: Iterable[GraphEdge]) -> list[GraphEdge]:
         """Return edges in which the last exchange of an asynchronous region does not wait for its compute.
@@ -186,7 +191,7 @@ class _Rewiring:
         first_of: dict[str, str] = {}
         alone: list[GraphEdge] = []
         for (border, phase), node in self.exchanges.items():
-            if not self._is_beside(border):
+            if not self._is_beside(border, phase):
                 continue
             partner = self.exchanges.get((replace(border, enters=not border.enters), phase))
             if not _inwards(border, phase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from piper.graph.buckets import BucketPlanner
 from piper.graph.cut import units_of
@@ -22,7 +22,8 @@ class JoinSegments:
     [Note: islands]
     An island is a run of segments whose gradients are computed by one B; autograd is cut at its borders. A
     stage is divided where an exchange of that pass stands; where a bucket ends, F and B if its parameters are
-    cut (ZeRO-3), B alone if `bucket_mb` is stated; and, in B, around each unit that is recomputed.
+    cut (ZeRO-3), B alone if `bucket_mb` is stated; where rows do ([Note: parts]); and, in B, around each unit
+    that is recomputed.
 
     [Note: recomputation]
     R makes again what B needs and F threw away: all of a unit, or the results of some kinds of operations
@@ -62,7 +63,10 @@ class _Runs:
 
     def forward(self, stage: int) -> list[list[Node]]:
         """Return the runs of F of a stage, along the data."""
-        return _split(self._nodes.get((stage, F), []), lambda n: self._part(n.first_segment, F))
+        return _split(
+            self._nodes.get((stage, F), []),
+            lambda n: (self._part(n.first_segment, F), self._row_part[F][n.first_segment]),
+        )
 
     def backward(self, stage: int) -> list[list[Node]]:
         """Return the islands of a stage, against the data."""
@@ -85,7 +89,8 @@ class _Runs:
     def _island(self, node: Node) -> Hashable:
         again = node.recomputed or self._unit_is_selected[self.unit(node)]
         unit = self.unit(node) if again else -1
-        return self._part(node.first_segment, B), node.recomputed, unit
+        number = node.first_segment
+        return self._part(number, B), self._row_part[B][number], node.recomputed, unit
 
     def _part(self, segment: int, phase: TaskKind) -> Hashable:
         """Return a number that changes where an exchange of a pass, or the end of a bucket, divides."""
@@ -113,12 +118,16 @@ class _Runs:
                         starts.add(node.region[0])
                     if not node.enters or beside:
                         starts.add(node.region[1] + 1)
-            total, numbers = 0, []
-            for i in range(count):
-                total += i in starts
-                numbers.append(total)
-            found[phase] = numbers
+            found[phase] = _numbered(starts, count=count)
         return found
+
+    @cached_property
+    def _row_part(self) -> dict[TaskKind, list[int]]:
+        """Per pass and segment: how many borders of rows lie before it or at it."""
+        borders, count = self.graph.row_borders, len(self.graph.model.segments)
+        return {
+            phase: _numbered({i for kind, i in borders if kind is phase}, count=count) for phase in (F, B)
+        }
 
     @cached_property
     def _buckets(self) -> Mapping[TaskKind, tuple[int, ...]]:
@@ -254,6 +263,11 @@ def _overlap(island: Node, other: Node) -> bool:
     """Return whether an island has segments of an R, or of an exchange beside one."""
     first, last = (other.first_segment, other.last_segment) if not other.is_exchange else other.region
     return island.first_segment <= last and first <= island.last_segment
+
+
+def _numbered(starts: Container[int], *, count: int) -> list[int]:
+    """Return, for each of `count` segments, how many of `starts` lie before it or at it."""
+    return list(accumulate(i in starts for i in range(count)))
 
 
 def _split(nodes: Sequence[Node], key: Callable[[Node], Hashable]) -> list[list[Node]]:

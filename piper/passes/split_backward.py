@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper.graph.buckets import BucketPlanner
@@ -16,7 +16,7 @@ class SplitBackward:
 
     BI is wired as B is; BW follows it and gives the gradients of parameters. B stays: the row says which of
     them a microbatch uses. One BW serves all islands of a stage, or those of each bucket where B ends with
-    buckets.
+    buckets, and of each part where rows divide BW.
 
     rewrite: F -> B -> B of the previous stage
           -> F -> {B, BI} -> {B, BI} of the previous stage;  BI -> BW
@@ -35,10 +35,11 @@ class SplitBackward:
         weights: list[Node] = []
         gathered = [n for n in graph.nodes if n.is_exchange and n.phase is TaskKind.R]
         chunks = BucketPlanner(graph=graph).divided[TaskKind.B]
-        for run in _runs(whole, chunks):
+        borders = {i for kind, i in graph.row_borders if kind is TaskKind.BW}
+        for run in _runs(whole, chunks, borders=borders):
             weights.append(_weights(run))
             edges += [GraphEdge(halves[part.uid].uid, weights[-1].uid) for part in run]
-            edges += [GraphEdge(n.uid, weights[-1].uid) for n in gathered if _inside(n, weights[-1])]
+            edges += [GraphEdge(n.uid, weights[-1].uid) for n in gathered if _reads(weights[-1], n)]
         return graph.rewrite(add=[*halves.values(), *weights], connect=edges)
 
 
@@ -56,8 +57,8 @@ def _beside(graph: Graph, edge: GraphEdge, halves: Mapping[str, Node]) -> Iterat
                 yield replace(edge, source=source, target=target)
 
 
-def _runs(nodes: Sequence[Node], chunks: Sequence[int]) -> list[list[Node]]:
-    """Return the B nodes that one BW stands for: neighbours of a stage with one bucket."""
+def _runs(nodes: Sequence[Node], chunks: Sequence[int], *, borders: Container[int]) -> list[list[Node]]:
+    """Return the B nodes that one BW stands for: neighbours of a stage with one bucket, between borders."""
     found: list[list[Node]] = []
     for node in sorted(nodes, key=lambda n: -n.first_segment):
         last = found[-1][-1] if found else None
@@ -65,6 +66,7 @@ def _runs(nodes: Sequence[Node], chunks: Sequence[int]) -> list[list[Node]]:
             last is not None
             and (last.stage, last.first_segment) == (node.stage, node.last_segment + 1)
             and chunks[last.first_segment] == chunks[node.first_segment]
+            and last.first_segment not in borders
         ):
             found[-1].append(node)
         else:
@@ -72,9 +74,9 @@ def _runs(nodes: Sequence[Node], chunks: Sequence[int]) -> list[list[Node]]:
     return found
 
 
-def _inside(exchange: Node, weights: Node) -> bool:
-    """Return whether an exchange brings back what a BW reads."""
-    return weights.first_segment <= exchange.region[0] and exchange.region[1] <= weights.last_segment
+def _reads(weights: Node, exchange: Node) -> bool:
+    """Return whether an exchange brings back, for a region, what a BW reads."""
+    return weights.first_segment <= exchange.region[1] and exchange.region[0] <= weights.last_segment
 
 
 def _weights(run: Sequence[Node]) -> Node:

@@ -10,7 +10,8 @@
 * All persistent gradients hold the input of a reduction of each bucket (from ZeRO 2 on: this rank's share).
 * Everything else has a size that only capture knows, but what equal tasks of microbatches of one size
   allocate in all is the same, however it is divided (equal: kind, stage, segments, number of buffers, and
-  microbatches with the same tasks on this device).
+  microbatches with the same tasks on this device). Buckets do not count: which of the tasks that follow each
+  other with one bucket allocates it, depends on the order.
 """
 
 from __future__ import annotations
@@ -170,11 +171,12 @@ def _gradients(device: DeviceFacts) -> Iterator[Violation]:
 def _odd(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
     """Yield tasks that allocate other sizes than equal tasks of other microbatches."""
     table, lists = device.plan.tasks, device.plan.tasks.allocates
-    counts = np.diff(lists.starts)
+    own = (device.plan.buffers.memory_class != MemoryClass.BUCKETS).astype(np.int64)
+    counts = _sums(lists, own)
     tasks = np.flatnonzero((table.microbatch != NONE) & (counts > 0))
     alike = _microbatch_classes(facts, device)[table.microbatch[tasks]]
     key = _mixed([getattr(table, name)[tasks] for name in _EQUAL_COLUMNS] + [counts[tasks], alike])
-    content = _sums(lists, device.plan.buffers.size_bytes)[tasks]
+    content = _sums(lists, device.plan.buffers.size_bytes * own)[tasks]
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     mixed_groups = np.unique(group[content != content[first[group]]])
     for number in mixed_groups.tolist():

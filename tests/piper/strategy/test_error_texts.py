@@ -51,6 +51,11 @@ def _task(text: str) -> dict[str, Any]:
     return {"PP": int(stage), "MB": int(microbatch), "PASS": letters}
 
 
+def parts(*filters: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return a slot for each filter, all of microbatch 0."""
+    return [[{"MB": 0} | which] for which in filters]
+
+
 MESH = op("mesh", axes={"pp": 2, "dp": 2, "tp": 2})
 REPLICATE = op("replicate", filter={})
 SPLIT = op("split", filter={}, dim_name="MB", num_microbatches=2)
@@ -297,10 +302,46 @@ GROUPS: dict[str, dict[str, list[Entry]]] = {
             SPLIT,
             op("order", filters=slots("0F0", "0F7")),
         ],
-        "a part of a stage": [
+        "parts with something between": [
             op("mesh", axes={"pp": 1}),
             SPLIT,
-            op("order", filters=[[{"PP": 0, "LAYER": 0, "PASS": "F"}]]),
+            op("order", filters=parts({"PASS": "F", "LAYER": [0, 2]}, {"PASS": "F", "LAYER": 1})),
+        ],
+        "a part twice": [
+            op("mesh", axes={"pp": 1}),
+            SPLIT,
+            op("order", filters=parts({"PASS": "F", "LAYER": [0, 1]}, {"PASS": "F", "LAYER": 1})),
+        ],
+        "a part beside its stage": [
+            op("mesh", axes={"pp": 1}),
+            SPLIT,
+            op("order", filters=parts({"PASS": "F"}, {"PASS": "F", "LAYER": 1})),
+        ],
+        "a part before another one that it needs": [
+            op("mesh", axes={"pp": 1}),
+            SPLIT,
+            op("order", filters=parts(*({"PASS": "F", "LAYER": i} for i in (1, 0)))),
+        ],
+        "a part too early in rows that are complete": [
+            op("mesh", axes={"pp": 2}),
+            op("split", filter={}, dim_name="MB", num_microbatches=1),
+            op(
+                "order",
+                filters=parts(
+                    *({"PP": 0, "PASS": "F", "LAYER": i} for i in ("*", None)), {"PP": 0, "PASS": "B"}
+                ),
+            ),
+            op("order", filters=slots("1F0", "1B0")),
+        ],
+        "weights of a part before its inputs": [
+            op("mesh", axes={"pp": 1}),
+            SPLIT,
+            op(
+                "order",
+                filters=parts(
+                    {"PASS": "F"}, *({"PASS": p, "LAYER": i} for p in ("BW", "BI") for i in (1, 0))
+                ),
+            ),
         ],
         "a set with something between": [
             op("mesh", axes={"pp": 1}),
