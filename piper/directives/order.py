@@ -24,8 +24,8 @@ class Order(Directive):
     Args:
         schedule: name of a schedule, e.g. "1f1b"; `rows` is its expansion (filled in by `piper.strategy`).
         vp: of a named schedule: stages per pipeline rank; None: as placed.
-        filters: instead, the slots of one pipeline rank ([Note: slots] in `piper.graph.tasks`); tasks that no
-            slot names are filled in by the default policy.
+        filters: instead, the slots of one pipeline rank ([Note: slots] in `piper.graph.tasks`): tasks of
+            whole stages or of parts of them; what no slot names is filled in by the default policy.
         dimension: the tag that names a microbatch (`dim_name` of split, filled in by `piper.strategy`).
         rows: per pipeline rank its slots.
     """

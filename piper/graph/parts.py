@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 
 from piper.graph.cut import units_of
 from piper.graph.graph import Graph
@@ -100,7 +101,7 @@ class Parts:
         units, stages = units_of(self.graph.model).of_segment, self.graph.stage_of_segment
         again = {(stages[i], units[i]) for i in remade}
         inside = [i for i in range(len(segments)) if (stages[i], units[i]) in again and (B, i) in self._home]
-        for i, later in zip(inside, inside[1:], strict=False):
+        for i, later in pairwise(inside):
             if (stages[i], units[i]) == (stages[later], units[later]):
                 yield self._home[B, later], self._home[B, i]
 

@@ -302,6 +302,46 @@ def test_transfers_do_not_hold_back_the_passes_of_the_next_slot() -> None:
                 before.append(number)
 
 
+def test_a_row_orders_single_segments_so_that_microbatches_take_turns_within_a_stage() -> None:
+    """Of a model of an embedding, four layers and a head: rows as the published system writes them."""
+
+    def named(layer: int, microbatch: int, letter: str) -> Entry:
+        return {"PP": 0, "LAYER": layer, "MB": microbatch, "PASS": letter}
+
+    turns = [[named(layer, m, "F")] for layer in range(4) for m in (0, 1)]
+    overlap = [[named(layer, 0, "B"), named(layer, 1, "BI")] for layer in (3, 2, 1, 0)]
+    late = [[{"PP": 0, "MB": 1, "PASS": "BW"}]]
+    row = {"op": "order", "filters": turns + overlap + late}
+    device = lowered(*places([0, 1]), split(), REPLICATE, row).device_plans[0]
+    codes = [code for code, _ in tasks(device, *PASSES)]
+    layers = [code for code in codes if code.partition("/")[2] in set("1234")]
+    assert layers == [
+        *(f"0F{m}/{layer}" for layer in (1, 2, 3, 4) for m in (0, 1)),
+        *(f"0{code}/{layer}" for layer in (4, 3, 2, 1) for code in ("B0", "BI1")),
+    ]
+    assert codes.index("0F0/0") < codes.index("0F0/1")
+    assert codes.index("0F0/4") < codes.index("0F0/5") < codes.index("0B0/5") < codes.index("0B0/4")
+    assert codes.index("0BI1/0") < codes.index("0BW1")
+
+
+def test_slots_of_parts_hide_the_exchanges_of_one_microbatch_behind_the_compute_of_another() -> None:
+    """The published way to overlap all-to-alls: experts of one microbatch beside attention of the other."""
+
+    def expert(layer: int, microbatch: int, letter: str) -> Entry:
+        return {"PP": 0, "EP": layer, "MB": microbatch, "PASS": letter}
+
+    row = {
+        "op": "order",
+        "filters": [[expert(0, 0, "F")], [expert(1, 0, "F"), expert(0, 1, "F")], [expert(1, 1, "F")]],
+    }
+    job: dict[str, Any] = {"regions": "experts", "layers": 2}
+    device = lowered(*places([0, 1]), split(), REPLICATE, EXPERTS, row, **job).device_plans[0]
+    codes = [code for code, _ in tasks(device)]
+    both = [codes.index(code) for code in ("0F0/13", "0F1/6")]
+    assert codes.index("0F0/6") < min(both) < max(both) < codes.index("0F1/13")
+    assert counted(device, K.ALL_TO_ALL) == 2 * 2 * 2 * 2
+
+
 def test_tasks_of_one_slot_do_not_wait_for_each_other() -> None:
     slot = [{"PP": 0, "MB": 1, "PASS": "F"}, {"PP": 0, "MB": 0, "PASS": "B"}]
     alone = [[{"PP": 0, "MB": 0, "PASS": "F"}], [{"PP": 0, "MB": 1, "PASS": "B"}]]

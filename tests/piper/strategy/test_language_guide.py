@@ -129,6 +129,16 @@ def test_every_snippet_is_read_and_says_only_what_it_means(text: str) -> None:
         assert DIRECTIVES[entry["op"]].from_json(directive.to_json(), where="docs/language.md") == directive
 
 
+def test_the_parts_of_a_row_run_as_the_guide_says() -> None:
+    path = ROOT / "examples" / "one-layer" / "parts.json"
+    assert f"```json\n{path.read_text(encoding='utf-8')}```\n" in GUIDE
+    plan = piper.compile_plan(str(path.with_name("config.json")), str(path), gpus=1, seq_len=64)
+    assert check_plan(plan) == []
+    device = plan.device_plans[0]
+    passes = [code for code, task in zip(device.codes(), device.tasks, strict=True) if task.microbatch >= 0]
+    assert f"It runs as `{' '.join(passes)}`" in GUIDE
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_example_is_in_the_guide_line_by_line(path: Path) -> None:
     assert f"`{path.relative_to(ROOT)}`" in GUIDE
