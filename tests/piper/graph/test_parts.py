@@ -1,4 +1,4 @@
-"""Where rows divide stages, and what a part needs: data, its own forward, and the end of its recomputed unit."""
+"""Where rows divide stages, and what a part needs: data, its own forward, the end of its recomputed unit."""
 
 from __future__ import annotations
 
