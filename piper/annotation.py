@@ -9,7 +9,8 @@ marks the units at which the model may be cut into pipeline stages. Outside of t
 [Note: outside of scopes]
 What runs in no scope is refused, except where nobody could have put it into one: in a model that was tagged
 from outside (`piper.tagging`), and in a loss that Piper computes. There it belongs to the segment that ran
-before it, or, before the first one, to the first.
+before it, or, before the first one, to the first. With units by default, what runs before the first and
+after the last of them is a "PP" unit of its own.
 """
 
 from __future__ import annotations
@@ -48,22 +49,38 @@ class Trace:
             scope (an exporter marks its own graph so).
         stack: the scopes open now.
         joins: whether what runs in no scope joins the segment before it [Note: outside of scopes].
+        units: how many outermost scopes open between the unit before and the unit after; None: no such.
     """
 
     on_enter: Callable[[Stack], AbstractContextManager[object]] | None = None
     stack: Stack = ()
     joins: bool = False
+    units: int | None = None
+    _outermost: int = 0
+    _around: dict[int, Stack] = field(default_factory=dict)
     _next_index: dict[str, int] = field(default_factory=dict)
     _next_uid: int = 0
 
     def open(self, name: str, index: int | None) -> Annotation:
         """Push a scope; the index is the next one of its name unless given."""
+        self._outermost += not self.stack
         number = self._next_index.get(name, 0) if index is None else index
         self._next_index[name] = max(self._next_index.get(name, 0), number + 1)
         annotation = Annotation(name, number, self._next_uid, counted=index is None)
         self._next_uid += 1
         self.stack = (*self.stack, annotation)
         return annotation
+
+    @property
+    def here(self) -> Stack:
+        """Return the scopes of what runs now; empty: those of what ran before [Note: outside of scopes]."""
+        if self.stack or self.units is None or 0 < self._outermost < self.units:
+            return self.stack
+        opened = self._outermost
+        if opened not in self._around:
+            self._around[opened] = (self.open("PP", None),)
+            self.stack, self._outermost = (), opened
+        return self._around[opened]
 
 
 _TRACE: ContextVar[Trace | None] = ContextVar("piper_trace", default=None)
@@ -108,13 +125,18 @@ def annotate(name: str, index: int | None = None) -> Iterator[Annotation | None]
 
 
 @contextmanager
-def joined() -> Iterator[None]:
-    """Let what runs in the block outside of scopes join what ran before it [Note: outside of scopes]."""
+def joined(*, units: int | None = None) -> Iterator[None]:
+    """Let what runs in the block outside of scopes join what ran before it [Note: outside of scopes].
+
+    Args:
+        units: how many outermost scopes will open, before and after which are units; None: no such.
+    """
     trace = _TRACE.get()
     if trace is None:
         yield
         return
     before, trace.joins = trace.joins, True
+    trace.units = units if trace.units is None else trace.units
     try:
         yield
     finally:

@@ -165,7 +165,7 @@ def compile_resolved(
         graph,
         directives,
         strategy=str(resolved.shorthand),
-        notices=(*notices, *resolved.notices, *_unused(models[0])),
+        notices=(*notices, *models[0].notices, *resolved.notices, *_unused(models[0])),
         on_pass=on_pass,
         verified=verified,
     )

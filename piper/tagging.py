@@ -45,6 +45,7 @@ class TaggedForward:
         module: whose forward it is.
         tags: outer to inner.
         own: the `forward` that the instance had of its own, or None: that of its class.
+        is_default: whether it is a unit by default, around which the rest forms units of its own.
 
     Attributes:
         called: whether it ran since this was last set to False.
@@ -53,6 +54,7 @@ class TaggedForward:
     module: nn.Module
     tags: tuple[Tag, ...]
     own: Callable[..., Any] | None = None
+    is_default: bool = False
     called: bool = False
 
     @property

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from piper.annotation import joined
 from piper.errors import ModelError
-from piper.tagging import is_tagged
+from piper.tagging import tagged_forwards
 
 
 def loss_of(module: nn.Module, tokens: Tensor, labels: Tensor) -> Any:
@@ -36,7 +36,9 @@ def loss_of(module: nn.Module, tokens: Tensor, labels: Tensor) -> Any:
     Args:
         tokens, labels: [microbatch, seq], int64.
     """
-    with joined() if is_tagged(module) else nullcontext():
+    tagged = [forward for _, forward in tagged_forwards(module)]
+    units = sum(forward.is_default for forward in tagged) or None
+    with joined(units=units) if tagged else nullcontext():
         return _loss_of(module, tokens, labels)
 
 

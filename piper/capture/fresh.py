@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from piper.capture.assemble import Assembly, assemble
+from piper.capture.default_units import tag_repeated_blocks
 from piper.capture.dtypes import compute_dtype
 from piper.capture.records import ReplayMismatchError
 from piper.capture.repeats import repeated_blocks
-from piper.capture.run import Run, record, to_meta
+from piper.capture.run import Run, UnannotatedError, record, to_meta
 from piper.graph.captured import CapturedModel
 from simulator.plan import ModelFacts
 
@@ -18,6 +20,16 @@ from simulator.plan import ModelFacts
 def capture_fresh(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
     """Return the captured model; see `piper.capture.capture`."""
     subject = Subject(source, name=name, seq_len=sizes["seq_len"], dtype=sizes["dtype"])
+    try:
+        return _captured(subject, sizes=sizes, dedupe=dedupe)
+    except UnannotatedError:
+        notice = tag_repeated_blocks(subject.module)
+        if notice is None:
+            raise
+        return replace(_captured(subject, sizes=sizes, dedupe=dedupe), notices=(notice,))
+
+
+def _captured(subject: Subject, *, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
     try:
         return Captures(subject, dedupe=dedupe).at(sizes["micro_batch"], sizes["seq_len"]).model
     except ReplayMismatchError:

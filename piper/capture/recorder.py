@@ -365,7 +365,7 @@ class Recorder(TorchDispatchMode):
         known = self._mark_segments[-1]
         if known is not None:
             return known
-        stack = self.trace.stack
+        stack = self.trace.here
         if not stack and not self.trace.joins:
             return None
         self._open_segment(stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,10 @@ from piper.user_code import user_code
 
 MAX_NAMES = 16
 """Unannotated operators listed in the error."""
+
+
+class UnannotatedError(ModelError):
+    """A forward opens no scope at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,15 +123,24 @@ def _forward(run: Callable[[], object], *, where: str) -> object:
         ) from error  # fmt: skip
 
 
+def _refuse_unannotated(recorder: Recorder) -> NoReturn:
+    names = ", ".join(list(dict.fromkeys(recorder.unannotated))[:MAX_NAMES])
+    rule = f"run outside of every scope ({len(recorder.unannotated)} calls)"
+    if recorder.opened:
+        raise ModelError(
+            where=recorder.where, field="unannotated operators", value=names, rule=rule,
+            fix='put them into a scope: with piper.annotate("PP"): ...',
+        )  # fmt: skip
+    raise UnannotatedError(
+        where=recorder.where, field="unannotated operators", value=names, rule=f"{rule}; no blocks repeat",
+        fix='tag the parts: piper.annotate_modules(model, {"layers.{i}": "PP", ...})',
+    )  # fmt: skip
+
+
 def _checked_loss(loss: object, recorder: Recorder, *, grad: bool) -> Value:
     where = recorder.where
     if recorder.unannotated:
-        names = list(dict.fromkeys(recorder.unannotated))
-        raise ModelError(
-            where=where, field="unannotated operators", value=", ".join(names[:MAX_NAMES]),
-            rule=f"run outside of every scope ({len(recorder.unannotated)} calls)",
-            fix='put them into a scope: with piper.annotate("PP"): ...',
-        )  # fmt: skip
+        _refuse_unannotated(recorder)
     if recorder.foreign:
         raise ModelError(
             where=where, field="constant tensor", value=recorder.foreign[0],

@@ -109,6 +109,7 @@ class CapturedModel:
         segments: in execution order; the last one's first output is the summed loss.
         buffer_bytes: bytes of the module's buffers (tables, masks), held by every device.
         micro_batch, seq_len, dtype: what it was captured with.
+        notices: what was assumed about the module, for the user.
     """
 
     facts: ModelFacts
@@ -118,6 +119,7 @@ class CapturedModel:
     micro_batch: int
     seq_len: int
     dtype: str
+    notices: tuple[str, ...] = ()
 
     @cached_property
     def tag_names(self) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class IslandCuts(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call `func` with the island's own views of what comes from outside."""
-        self._here = self._places.get(tags_of(self._trace.stack), self._here)
+        self._here = self._places.get(tags_of(self._trace.here), self._here)
         given = replace_leaves((args, kwargs or {}), self._own)
         versions = [(tensor, tensor._version) for tensor in tensors_in(given)]
         result = func(*given[0], **given[1])

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piper.capture.default_units import tag_repeated_blocks
+from piper.capture.run import UnannotatedError, to_meta
 from piper.runtime.dtypes import DTYPES
+from piper.runtime.trace import trace_module
+from piper.tagging import is_tagged
 
 Source = Any
 """A `piper.models.ModelSource`, or a callable without arguments that returns an annotated `nn.Module`."""
@@ -29,7 +33,21 @@ def build(source: Source, *, dtype: str, device: str, seq_len: int) -> nn.Module
         from piper.models import build_module
 
         module = build_module(source, dtype=dtype, device=device, seq_len=seq_len)
-    return module.train()
+    module.train()
+    if isinstance(source, Callable) or getattr(source, "factory", None):  # type: ignore[arg-type]
+        _give_units(module, dtype=DTYPES[dtype], seq_len=seq_len)
+    return module
+
+
+def _give_units(module: nn.Module, *, dtype: torch.dtype, seq_len: int) -> None:
+    """Tag the default units of a module whose forward opens no scope, as capture did."""
+    if is_tagged(module):
+        return
+    tokens, labels = (torch.zeros(1, seq_len, dtype=torch.int64, device="meta") for _ in range(2))
+    try:
+        trace_module(to_meta(module, dtype=dtype), (tokens, labels), where="runtime")
+    except UnannotatedError:
+        tag_repeated_blocks(module)
 
 
 def buffer_values(source: Source, *, dtype: str, seq_len: int) -> dict[str, Tensor]:

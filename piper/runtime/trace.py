@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from piper.annotation import Stack, Trace, tracing
 from piper.capture.calling import loss_of
 from piper.capture.constants import READS, KnownValues
+from piper.capture.run import UnannotatedError
 from piper.capture.shapes import result_of
 from piper.errors import ModelError
 from piper.runtime.dropout import dropout_call
@@ -317,15 +318,15 @@ class _Tracer(TorchFunctionMode):
 
     @property
     def _in_segment(self) -> bool:
-        return bool(self.annotations.stack) or self.annotations.joins
+        return bool(self.annotations.here) or self.annotations.joins
 
     def _segment(self) -> list[Call]:
-        stack, segments = self.annotations.stack, self.tracing.segments
+        stack, segments = self.annotations.here, self.tracing.segments
         if segments and stack and not segments[-1][0]:
             segments[-1] = (stack, segments[-1][1])  # [Note: outside of scopes]
         elif not segments or (stack and segments[-1][0] != stack):
             if not stack and not self.annotations.joins:
-                raise ModelError(
+                raise UnannotatedError(
                     where=self.where,
                     field="operation",
                     value="the first one",
