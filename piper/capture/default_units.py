@@ -44,7 +44,7 @@ def _stack_of(model: nn.Module) -> tuple[str, list[nn.Module]] | None:
         children = [child for child in module._modules.values() if child is not None]  # shared ones too
         counts = Counter(_shape_of(child) for child in children)
         alike = isinstance(module, nn.ModuleList | nn.Sequential) and max(counts.values(), default=0) > 1
-        size = sum(parameter.numel() for parameter in module.parameters()) if alike else 0
+        size = sum(p.numel() for child in children for p in child.parameters()) if alike else 0
         if path and size > most:
             best, most = (path, list(dict.fromkeys(children))), size
     return best
