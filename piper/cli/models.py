@@ -76,11 +76,13 @@ def _shapes(source: ModelSource) -> dict[str, Any]:
     from piper.models.describe import parameters_by_part, shapes_of
     from piper.models.find import read_entry
     from piper.models.published import read_published
+    from piper.models.reading.adapters import adapter_parameters
 
     if source.shape is None:
         return {}
     published = read_published(read_entry(source.name)) if source.name in CATALOGUE else None
     return {
+        "n_adapter_parameters": adapter_parameters(source.shape),
         "parameters_by_part": parameters_by_part(source.shape),
         "published": plain(published),
         "shapes": shapes_of(source.shape),

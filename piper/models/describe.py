@@ -31,9 +31,15 @@ def shapes_of(shape: DecoderShape) -> dict[str, Any]:
     if shape.prediction_depth:
         parts["prediction_depth"] = shape.prediction_depth
     if shape.adapters is not None:
-        parts["adapters"] = _stated(shape.adapters)
-    if shape.frozen:
-        parts["frozen"] = list(shape.frozen)
+        parts["adapter_config"] = {
+            "r": shape.adapters.rank,
+            "lora_alpha": shape.adapters.alpha,
+            "lora_dropout": shape.adapters.dropout,
+            "target_modules": list(shape.adapters.targets),
+        }
+    for name in ("frozen", "segment_lengths"):
+        if getattr(shape, name):
+            parts[name] = list(getattr(shape, name))
     return parts
 
 

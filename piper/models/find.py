@@ -13,8 +13,8 @@ from cost_models.errors import nearest
 from piper.errors import ModelError
 from piper.models import CATALOGUE
 from piper.models.facts import facts_of
-from piper.models.reading.adapters import ADAPTERS
 from piper.models.reading.config import read_shape
+from piper.models.reading.own_keys import ADAPTERS
 from piper.models.source import ModelSource, put_working_folder_on_path
 
 ADAPTER_FILE = "adapter_config.json"

@@ -18,7 +18,7 @@ from piper.models.shape import DecoderShape, Layer
 
 ARCHITECTURE = "PiperDecoder"
 OF_THE_FILE = ("architectures", "model_type", "repeat", "layers")
-NOT_HERE = ("family", "layers", "adapters", "frozen", "assumed", "notices")
+NOT_HERE = ("family", "layers", "adapters", "frozen", "segment_lengths", "assumed", "notices")
 """Fields of the shape that a config states otherwise, or not at all."""
 
 

@@ -1,19 +1,18 @@
-"""LoRA as `peft` states it (`adapter_config.json`), and parts that are not trained at all."""
+"""LoRA as `peft` states it (`adapter_config.json`), and its exact parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from piper.models.fields import Fields
-from piper.models.shape import Attention, DecoderShape, FeedForward, Layer, LowRankAdapters, SparseMoE
-
-ADAPTERS, FROZEN = "adapter_config", "frozen"
-"""Keys of a config beside those of its family: an object as in `adapter_config.json`; a list of names."""
-
-FIRST_NAMES = ("model.embed_tokens", "model.embed_positions", "model.layers", "model.norm", "lm_head")
+from piper.models.shape import (
+    Attention,
+    DecoderShape,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    LowRankAdapters,
+)
 
 _NAMES_OF_THE_SAME = {
     "query_key_value": ("qkv_proj",),
@@ -33,64 +32,8 @@ _WITHOUT_MEANING = (
 )  # fmt: skip
 
 
-def with_adapters(shape: DecoderShape, config: Mapping[str, Any], *, where: str) -> DecoderShape:
-    """Return the shape with what the config says of adapters and frozen parts; raises ModelError."""
-    outer = Fields(config, where=where)
-    read = outer.inner(ADAPTERS)
-    frozen = _frozen(outer)
-    if read is None:
-        return replace(shape, frozen=frozen)
-    adapters = _adapters(read, shape)
-    assumed = tuple(note for note in read.assumed if note not in shape.assumed)
-    return replace(shape, adapters=adapters, frozen=frozen, assumed=(*shape.assumed, *assumed))
-
-
-def projections(shape: DecoderShape) -> dict[str, None]:
-    """Return the names of linear layers that may have an adapter, in order."""
-    names: dict[str, None] = {}
-    for layer in dict.fromkeys(shape.layers):
-        names |= dict.fromkeys(_of_layer(layer))
-    return names
-
-
-def _of_layer(layer: Layer) -> list[str]:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    if isinstance(attention, Attention):
-        names = ["qkv_proj"] if attention.fused_qkv else ["q_proj", "k_proj", "v_proj"]
-    else:
-        names = ["q_proj"] if attention.query_rank is None else ["q_a_proj", "q_b_proj"]
-        names += ["kv_a_proj_with_mqa", "kv_b_proj"]
-    names.append("o_proj")
-    if isinstance(feed_forward, FeedForward):
-        names += _of_feed_forward(feed_forward)
-    elif isinstance(feed_forward, SparseMoE) and feed_forward.shared is not None:
-        names += _of_feed_forward(feed_forward.shared)
-    return names
-
-
-def _of_feed_forward(part: FeedForward) -> list[str]:
-    if not part.gated:
-        return ["up_proj", "down_proj"]
-    return ["gate_up_proj", "down_proj"] if part.fused_gate else ["gate_proj", "up_proj", "down_proj"]
-
-
-def _frozen(outer: Fields) -> tuple[str, ...]:
-    names = outer.raw(FROZEN)
-    if names is None:
-        return ()
-    outer.require(
-        isinstance(names, list) and all(isinstance(name, str) for name in names), FROZEN, value=names,
-        rule="must be a list of names of parameters", fix='write for example ["model.embed_tokens"]',
-    )  # fmt: skip
-    for name in names:
-        outer.require(
-            name.startswith(FIRST_NAMES), FROZEN, value=name, rule="begins no parameter's name",
-            fix=f"names begin with {', '.join(FIRST_NAMES)} (layers: model.layers.0. and so on)",
-        )  # fmt: skip
-    return tuple(names)
-
-
-def _adapters(read: Fields, shape: DecoderShape) -> LowRankAdapters:
+def read_adapters(read: Fields, shape: DecoderShape) -> LowRankAdapters:
+    """Return the adapters that an object of `peft` states; raises ModelError."""
     read.choice("peft_type", {"LORA": True}, default="LORA")
     for name in ("use_dora", "lora_bias", "use_qalora"):
         read.refuse(name, unless=False)
@@ -110,8 +53,78 @@ def _adapters(read: Fields, shape: DecoderShape) -> LowRankAdapters:
     )
 
 
+def adapter_parameters(shape: DecoderShape) -> int:
+    """Return the exact number of parameters of the adapters: rank (inputs + outputs) for each projection."""
+    if shape.adapters is None:
+        return 0
+    targets, rank = shape.adapters.targets, shape.adapters.rank
+    layers = (*shape.layers, *(shape.layers[-1:] * shape.prediction_depth))
+    return sum(
+        rank * (inputs + outputs)
+        for layer in layers
+        for name, (inputs, outputs) in _of_layer(layer, shape.hidden).items()
+        if name in targets
+    )
+
+
+def projections(shape: DecoderShape) -> list[str]:
+    """Return the names of linear layers that may have an adapter, in order."""
+    names: dict[str, None] = {}
+    for layer in dict.fromkeys(shape.layers):
+        names |= dict.fromkeys(_of_layer(layer, shape.hidden))
+    return list(names)
+
+
+Sizes = dict[str, tuple[int, int]]
+"""Projection -> its inputs and outputs."""
+
+
+def _of_layer(layer: Layer, hidden: int) -> Sizes:
+    attention, part = layer.attention, layer.feed_forward
+    found = (
+        _of_attention(attention, hidden)
+        if isinstance(attention, Attention)
+        else _of_latent(attention, hidden)
+    )
+    if isinstance(part, FeedForward):
+        return found | _of_feed_forward(part, hidden)
+    return found if part.shared is None else found | _of_feed_forward(part.shared, hidden)
+
+
+def _of_attention(part: Attention, hidden: int) -> Sizes:
+    query, key_value = part.heads * part.head_dim, part.kv_heads * part.head_dim
+    if part.fused_qkv:
+        return {"qkv_proj": (hidden, query + 2 * key_value), "o_proj": (query, hidden)}
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key_value),
+        "v_proj": (hidden, key_value),
+        "o_proj": (query, hidden),
+    }
+
+
+def _of_latent(part: LatentAttention, hidden: int) -> Sizes:
+    query = part.heads * (part.nope_dim + part.rope_dim)
+    down = {"kv_a_proj_with_mqa": (hidden, part.kv_rank + part.rope_dim)}
+    up = {"kv_b_proj": (part.kv_rank, part.heads * (part.nope_dim + part.value_dim))}
+    out = {"o_proj": (part.heads * part.value_dim, hidden)}
+    if part.query_rank is None:
+        return {"q_proj": (hidden, query)} | down | up | out
+    queries = {"q_a_proj": (hidden, part.query_rank), "q_b_proj": (part.query_rank, query)}
+    return queries | down | up | out
+
+
+def _of_feed_forward(part: FeedForward, hidden: int) -> Sizes:
+    down = {"down_proj": (part.width, hidden)}
+    if not part.gated:
+        return {"up_proj": (hidden, part.width)} | down
+    if part.fused_gate:
+        return {"gate_up_proj": (hidden, 2 * part.width)} | down
+    return {"gate_proj": (hidden, part.width), "up_proj": (hidden, part.width)} | down
+
+
 def _targets(read: Fields, shape: DecoderShape) -> tuple[str, ...]:
-    known = list(projections(shape))
+    known = projections(shape)
     given = read.raw("target_modules")
     if given is None:
         given = [name for name in known if name in ("q_proj", "v_proj", "qkv_proj")]

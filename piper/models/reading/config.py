@@ -10,7 +10,7 @@ from cost_models.errors import nearest
 from piper.errors import ModelError
 from piper.models import ARCHITECTURES, MODELS
 from piper.models.fields import Fields
-from piper.models.reading.adapters import ADAPTERS, FROZEN, with_adapters
+from piper.models.reading.own_keys import OWN_KEYS, with_own_keys
 from piper.models.reading.refused import why_refused
 from piper.models.reading.towers import TOWERS, tower_notices
 from piper.models.shape import DecoderShape
@@ -31,14 +31,14 @@ def read_shape(config: Mapping[str, Any], *, where: str) -> DecoderShape:
         config, model_type=str(config.get("model_type")), hidden=shape.hidden, where=where
     )
     shape = replace(shape, notices=(*notices, *shape.notices))
-    return with_adapters(shape, config, where=where)
+    return with_own_keys(shape, config, where=where)
 
 
 def _text(config: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
     """Return the decoder's own keys: the object under `text_config`, or the config without towers."""
     name = _text_key(config, where=where)
     if name is None:
-        beside = {ADAPTERS, FROZEN, *TOWERS}
+        beside = {*OWN_KEYS, *TOWERS}
         return {name: value for name, value in config.items() if name not in beside}
     tied = config.get("tie_word_embeddings")
     return {**({} if tied is None else {"tie_word_embeddings": tied}), **config[name]}

@@ -9,6 +9,7 @@ from piper.errors import ModelError
 from piper.models import build_module, find_model
 from piper.models.find import from_config
 from piper.models.projections import AdaptedLinear
+from piper.models.reading.adapters import adapter_parameters
 from piper.models.reading.config import read_shape
 from piper.models.shape import LowRankAdapters
 from tests.tiny_configs import TINY
@@ -73,6 +74,8 @@ def test_every_projection_that_is_named_exists_in_the_module(family):
         name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, AdaptedLinear)
     }
     assert adapted == set(source.shape.adapters.targets)
+    trained = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
+    assert sum(trained) == adapter_parameters(source.shape)
 
 
 def folder(path, **files):
@@ -98,3 +101,18 @@ def test_an_adapter_whose_model_is_not_known_asks_for_its_config(tmp_path):
         folder(tmp_path, adapter_config={"base_model_name_or_path": "someone/own-model"})
     assert caught.value.field == "base_model_name_or_path"
     assert "config.json" in caught.value.fix
+
+
+def test_llama_2_with_rank_8_on_queries_and_values_trains_4_million():
+    """32 layers of 2 (4096 + 4096) 8: what peft prints for its default targets."""
+    shape = find_model("llama2-7b").config | {"adapter_config": {"r": 8}}
+    assert adapter_parameters(read_shape(shape, where="t")) == 4_194_304
+    assert adapter_parameters(read_shape(TINY["llama"], where="t")) == 0
+
+
+def test_documents_may_be_packed_and_the_vocabulary_padded():
+    shape = read_shape(
+        TINY["llama"] | {"segment_lengths": [12, 20], "pad_vocab_size_multiple": 96}, where="t"
+    )
+    assert (shape.segment_lengths, shape.vocabulary) == ((12, 20), 192)
+    assert shape.n_parameters == read_shape(TINY["llama"] | {"vocab_size": 192}, where="t").n_parameters

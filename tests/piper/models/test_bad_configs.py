@@ -74,6 +74,8 @@ CASES = {
         "llama", {"adapter_config": {"r": 4, "modules_to_save": ["lm_head"]}},
     ),
     "a frozen part that is not there": ("llama", {"frozen": ["transformer.wte"]}),
+    "documents without tokens": ("llama", {"segment_lengths": [8, 0]}),
+    "a vocabulary padded to nothing": ("llama", {"pad_vocab_size_multiple": 0}),
     "more parameters than are possible": ("llama", {"hidden_size": 2**30, "intermediate_size": 2**30}),
 }  # fmt: skip
 """Told as -> family, and what is changed in its small config."""

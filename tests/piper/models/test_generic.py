@@ -27,6 +27,17 @@ def test_what_is_printed_of_a_model_is_a_config_of_it(name):
     assert found == replace(shape, family="generic", init_std=found.init_std, assumed=(), notices=())
 
 
+def test_adapters_and_packing_are_printed_as_they_are_read():
+    own = {
+        "adapter_config": {"r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0, "target_modules": ["q_proj"]},
+        "frozen": ["lm_head"],
+        "segment_lengths": [16, 16],
+    }
+    printed = json.loads(json.dumps(shapes_of(read(PLAIN | own))))
+    assert {name: printed[name] for name in own} == own
+    assert replace(read(printed), init_std=0.02) == read(PLAIN | own)
+
+
 def test_the_arguments_of_a_megatron_run_count_as_llama_2():
     """32 layers of 4096, SwiGLU of 11008, RMS norm, no biases, untied, a vocabulary of 32000."""
     layer = {
