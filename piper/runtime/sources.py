@@ -20,7 +20,14 @@ Source = Any
 
 
 def build(source: Source, *, dtype: str, device: str, seq_len: int) -> nn.Module:
-    """Build the module on `device` ("meta": shapes only), in training mode."""
+    """Build the module on `device` ("meta": shapes only), in training mode, with annotations."""
+    module = _built(source, dtype=dtype, device=device, seq_len=seq_len).train()
+    if isinstance(source, Callable) or getattr(source, "factory", None):  # type: ignore[arg-type]
+        _give_units(module, dtype=DTYPES[dtype], seq_len=seq_len)
+    return module
+
+
+def _built(source: Source, *, dtype: str, device: str, seq_len: int) -> nn.Module:
     if isinstance(source, Callable):  # type: ignore[arg-type]
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[dtype])
@@ -33,9 +40,6 @@ def build(source: Source, *, dtype: str, device: str, seq_len: int) -> nn.Module
         from piper.models import build_module
 
         module = build_module(source, dtype=dtype, device=device, seq_len=seq_len)
-    module.train()
-    if isinstance(source, Callable) or getattr(source, "factory", None):  # type: ignore[arg-type]
-        _give_units(module, dtype=DTYPES[dtype], seq_len=seq_len)
     return module
 
 
@@ -53,7 +57,7 @@ def _give_units(module: nn.Module, *, dtype: torch.dtype, seq_len: int) -> None:
 def buffer_values(source: Source, *, dtype: str, seq_len: int) -> dict[str, Tensor]:
     """Return the real values of all buffers, without ever holding real parameters."""
     with _parameters_on_meta():
-        module = build(source, dtype=dtype, device="cpu", seq_len=seq_len)
+        module = _built(source, dtype=dtype, device="cpu", seq_len=seq_len)
     return {name: buffer.detach() for name, buffer in module.named_buffers()}
 
 
