@@ -723,7 +723,17 @@ def replicas_apart(plan: Plan, choose: random.Random) -> Mutant | None:
     ]
     if not wide:
         return None
-    number = choose.choice(wide)
+    return _halved(plan, choose.choice(wide))
+
+
+def experts_apart(plan: Plan, choose: random.Random) -> Mutant | None:
+    """Tokens travel to half of the experts only: the other half never sees them."""
+    wide = [n for n, group in enumerate(plan.groups) if group.axis == "ep" and group.size % 2 == 0]
+    return _halved(plan, choose.choice(wide)) if wide else None
+
+
+def _halved(plan: Plan, number: int) -> Mutant:
+    """Return the plan in which each set of a group falls into two."""
     group = plan.groups[number]
     half = group.size // 2
     members = tuple(part for ranks in group.members for part in (ranks[:half], ranks[half:]))
@@ -804,6 +814,7 @@ MUTATIONS: dict[str, Mutation] = {
     "parameter in no bucket": parameter_in_no_bucket,
     "parameter in two buckets": parameter_in_two_buckets,
     "replicas apart": replicas_apart,
+    "experts apart": experts_apart,
     "wait in a circle": wait_in_a_circle,
     "wait for the answer": wait_for_the_answer,
 }

@@ -88,6 +88,16 @@ def test_legal_plans_keep_every_order_that_the_mutations_break() -> None:
             assert lost == [], said(seed)
 
 
+@pytest.mark.parametrize("kind", ["replicas apart", "experts apart"])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ep")])
+def test_groups_of_experts_that_fall_apart_are_always_found(name: str, kind: str) -> None:
+    plan = legal_plan(NUM_DRAWN + list(CASES).index(name))
+    for seed in range(4):
+        broken = MUTATIONS[kind](plan, random.Random(seed))
+        assert broken is not None
+        assert check_plan(broken.plan), broken.what
+
+
 @pytest.mark.slow
 def test_one_thousand_legal_plans_have_no_violation() -> None:
     assert flagged(range(1000)) == []

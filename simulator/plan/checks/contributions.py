@@ -15,8 +15,9 @@ every trained parameter of s, on the pipeline rank where it runs. Reductions mov
 * Over the ranks of its group a reduction joins the sets of all members, which must have nothing in common.
 
 At the update of a dense bucket the set must be {all users} x {all microbatches} x {all ranks that differ
-in the axes dp and cp of the device's mesh only}, of a "sequence" bucket those of tp too; experts are complete
-when every rank takes part in the bucket's group.
+in the axes dp and cp of the device's mesh only}, of a "sequence" bucket those of tp too. Experts are spread
+over the ranks between which tokens travel to them: of so many ranks each holds other ones, and each further
+set of ranks the same again. Where no exchange says so, every rank must take part in the bucket's group.
 
 So a plan must say: `bucket`, `group` and (per microbatch) `microbatch` of every reduction, the buckets'
 parameters, and the members of groups.
@@ -38,6 +39,7 @@ Pairs = tuple[Indices, Indices]
 """Places of parts, and of the reductions that take them."""
 
 TIED = "tied"
+EXPERT_AXIS = "ep"
 REDUCTION_KINDS = (TaskKind.ALL_REDUCE, TaskKind.REDUCE_SCATTER)
 
 
@@ -271,7 +273,8 @@ class _Flow:
         sizes = self._set_sizes(groups)
         replicas = mesh.size("dp") * mesh.size("cp")
         wanted = {"dense": replicas, "sequence": replicas * mesh.size("tp")}
-        complete = {wanted.get(bucket.kind, max(sizes, default=0))}
+        held = {replicas * mesh.size("tp") // spread for spread in self._spreads(bucket)}
+        complete = {wanted.get(bucket.kind, max(sizes & held or held or sizes, default=0))}
         if not sizes:
             rule, what = "reduced-twice", "sums the gradients of some replica more than once"
         elif sizes == complete:
@@ -281,6 +284,13 @@ class _Flow:
         else:
             rule, what = "never-reduced", "has replicas but no group to reduce it"
         yield Violation(rule=rule, message=f"{where} {what}", stages=(bucket.stage,))
+
+    def _spreads(self, bucket: Bucket) -> set[int]:
+        """Return over how many ranks tokens travel to the experts of a stage, by exchange."""
+        table = self.device.plan.tasks
+        tasks = (table.kind == TaskKind.ALL_TO_ALL) & (table.stage == bucket.stage)
+        groups = [self.facts.plan.groups[group] for group in np.unique(table.group[tasks]).tolist()]
+        return {group.size for group in groups if group.axis == EXPERT_AXIS}
 
     def _set_sizes(self, groups: tuple[int, ...]) -> frozenset[int]:
         """Return how many ranks' gradients the ranks of this device hold after all levels.
