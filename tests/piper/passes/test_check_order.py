@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from piper.errors import StrategyError
+from piper.passes.check_order import CheckOrder
+from simulator.plan import TaskKind
 from tests.facts import ONE, TWO, rows
 from tests.graphs import after, placed, transformer
 
@@ -32,6 +36,36 @@ def test_whole_and_split_backwards_stand_side_by_side() -> None:
 def test_a_wrong_row_is_refused_by_task(row: str, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         check(row)
+
+
+BORDERS = ((TaskKind.F, 3), (TaskKind.B, 5), (TaskKind.B, 7), (TaskKind.BW, 5))
+
+
+def check_parts(row: str) -> None:
+    graph = placed(transformer(layers=1), stages=ONE, axes={}, rows=rows(row), row_borders=BORDERS)
+    CheckOrder().apply(replace(graph, row_lines=("s.json:4",)))
+
+
+def test_whole_passes_and_passes_in_parts_stand_side_by_side() -> None:
+    check_parts("0F0/0 0F1 0F0/3 0BI0/7 0B1 0BI0/5 0BW0/5 0BI0/0 0BW0/0")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("0F0/0 0F1 0B0 0B1", r"s\.json:4: task = '0F0/3' is missing"),
+        ("0F0/3 0F0/0 0F1 0B0 0B1", "0F0/3.*stands before 0F0/0, whose results it needs"),
+        ("0F0 0F1 0B0/7 0B0/0 0B0/5 0B1", "0B0/0.*stands before 0B0/5"),
+        ("0F0 0F1 0B1 0BI0 0BW0/0", "0BW0/5.*is missing"),
+        ("0F0 0F1 0B1 0BI0/7 0BW0 0BI0/5 0BI0/0", "0BW0.*stands before 0BI0/[05]"),
+        ("0F0 0F0/0 0F0/3 0F1 0B0 0B1", "0F0'.*stands beside its parts"),
+        ("0F0/0 0F0/3 0F0/3 0F1 0B0 0B1", "0F0/3.*stands twice"),
+        ("0F0/0 0F0/2 0F0/3 0F1 0B0 0B1", "0F0/2.*is no part of its stage"),
+    ],
+)
+def test_a_row_with_wrong_parts_is_refused_by_part(row: str, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        check_parts(row)
 
 
 def both_ways(*texts: str) -> None:
