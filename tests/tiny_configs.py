@@ -116,6 +116,13 @@ TINY: dict[str, dict[str, Any]] = {
         "Cohere2ForCausalLM", sliding_window=8, sliding_window_pattern=2, num_hidden_layers=4
     ),
     "glm4": llama_like("Glm4ForCausalLM", head_dim=8),
+    "glm4_moe": llama_like(
+        "Glm4MoeForCausalLM", **MOE, n_routed_experts=8, num_hidden_layers=4, first_k_dense_replace=2,
+        attention_bias=True, use_qk_norm=True,
+    ),
+    "minimax_m2": llama_like(
+        "MiniMaxM2ForCausalLM", num_local_experts=8, num_experts_per_tok=2, head_dim=16
+    ),
     "smollm3": llama_like("SmolLM3ForCausalLM", no_rope_layer_interval=2, num_hidden_layers=4),
     "generic": {
         "architectures": ["PiperDecoder"],

@@ -6,8 +6,8 @@ Source of keys and defaults: transformers `DeepseekV2Config`, `DeepseekV3Config`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from piper.models.fields import Fields
@@ -15,6 +15,7 @@ from piper.models.reading.rope import read_rotary, yarn_mscale
 from piper.models.reading.routing import read_router
 from piper.models.reading.trunk import ACTIVATIONS, Names, Sizes, Trunk, assemble, read_trunk, repeated
 from piper.models.shape import (
+    Attention,
     DecoderShape,
     FeedForward,
     LatentAttention,
@@ -27,6 +28,26 @@ from piper.models.shape import (
 NAMES = Names(kv_heads=None, head_dim=None, several_widths=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a family takes for what a file leaves out.
+
+    Args:
+        family: of the shape.
+        router: of the experts.
+        dense, shared: how many first layers have no experts; how many experts take every token.
+        width: of an expert.
+        eps: of the norms.
+    """
+
+    family: str
+    router: Router
+    dense: int
+    shared: int
+    width: int
+    eps: float = 1e-6
+
+
 def read_v2(config: Mapping[str, Any], *, where: str) -> DecoderShape:
     """Read a DeepSeek V2 config; raises ModelError naming the field."""
     read = Fields(config, where=where)
@@ -34,8 +55,9 @@ def read_v2(config: Mapping[str, Any], *, where: str) -> DecoderShape:
     group_limited = {"greedy": False, "group_limited_greedy": True}
     limited = read.choice("topk_method", group_limited, default="greedy")
     router = Router(experts=64, top_k=6, normalised=False)
-    router = _grouped(read, router) if limited else router
-    return _read(read, trunk, family="deepseek_v2", router=router, dense=0, shared=2, width=1407)
+    router = grouped(read, router) if limited else router
+    defaults = Defaults(family="deepseek_v2", router=router, dense=0, shared=2, width=1407)
+    return read_with_experts(read, trunk, defaults, attention=_attention)
 
 
 def read_v3(config: Mapping[str, Any], *, where: str) -> DecoderShape:
@@ -47,31 +69,28 @@ def read_v3(config: Mapping[str, Any], *, where: str) -> DecoderShape:
         experts=256, top_k=8, scores="sigmoid", normalised=True, scaling=2.5, groups=8, groups_kept=4,
         group_score="top2", correction_bias=True,
     )  # fmt: skip
-    return _read(
-        read, trunk, family="deepseek_v3", router=_grouped(read, router), dense=3, shared=1, width=2048,
-        depth=read.count_or_zero("num_nextn_predict_layers", default=0),
-    )  # fmt: skip
+    defaults = Defaults(family="deepseek_v3", router=grouped(read, router), dense=3, shared=1, width=2048)
+    return read_with_experts(read, trunk, defaults, attention=_attention)
 
 
-def _read(
+def read_with_experts(
     read: Fields,
     trunk: Trunk,
+    defaults: Defaults,
     *,
-    family: str,
-    router: Router,
-    dense: int,
-    shared: int,
-    width: int,
-    depth: int = 0,
+    attention: Callable[[Fields, Trunk, Norm], Attention | LatentAttention],
 ) -> DecoderShape:
-    """Return the shape; `dense`, `shared` and `width` are the family's defaults."""
-    norm = Norm(eps=read.number("rms_norm_eps", default=1e-6))
-    attention = _attention(read, trunk, eps=norm.eps)
+    """Return the shape of a decoder whose layers have experts and a shared one, all but the first ones.
+
+    `attention`: reads it, given the norm of the layers.
+    """
+    norm = Norm(eps=read.number("rms_norm_eps", default=defaults.eps))
+    attending = attention(read, trunk, norm)
     activation = read.choice("hidden_act", ACTIVATIONS, default="silu")
-    width = read.count("moe_intermediate_size", default=width)
-    number_shared = (
-        read.count_or_zero("n_shared_experts", default=shared) if not read.is_null("n_shared_experts") else 0
-    )
+    width = read.count("moe_intermediate_size", default=defaults.width)
+    none = read.is_null("n_shared_experts")
+    shared = 0 if none else read.count_or_zero("n_shared_experts", default=defaults.shared)
+    router = defaults.router
     _routing_keys(read, router)
     moe = SparseMoE(
         router=read_router(
@@ -80,20 +99,23 @@ def _read(
             experts="n_routed_experts", normalised="norm_topk_prob",
         ),
         expert=FeedForward(width=width, activation=activation),
-        shared=FeedForward(width=width * number_shared, activation=activation) if number_shared else None,
+        shared=FeedForward(width=width * shared, activation=activation) if shared else None,
     )  # fmt: skip
-    first = read.count_or_zero("first_k_dense_replace", default=dense)
+    first = read.count_or_zero("first_k_dense_replace", default=defaults.dense)
     every = read.count("moe_layer_freq", default=1)
     feed_forward = FeedForward(width=read.count("intermediate_size"), activation=activation)
 
     def layer(number: int) -> Layer:
         sparse = number >= first and number % every == 0
-        return Layer(attention=attention, feed_forward=moe if sparse else feed_forward, norm=norm)
+        return Layer(attention=attending, feed_forward=moe if sparse else feed_forward, norm=norm)
 
     layers = repeated(trunk.layers, layer)
     if any(isinstance(each.feed_forward, SparseMoE) for each in set(layers)):
         _check_groups(read, moe.router)
-    found = assemble(read, trunk, family=family, layers=layers, norm=norm, tied=False, prediction_depth=depth)
+    depth = read.count_or_zero("num_nextn_predict_layers", default=0)
+    found = assemble(
+        read, trunk, family=defaults.family, layers=layers, norm=norm, tied=False, prediction_depth=depth
+    )
     if not depth:
         return found
     extra = found.n_parameters - replace(found, prediction_depth=0).n_parameters
@@ -104,7 +126,7 @@ def _read(
     return replace(found, notices=(*found.notices, notice))
 
 
-def _attention(read: Fields, trunk: Trunk, *, eps: float) -> LatentAttention:
+def _attention(read: Fields, trunk: Trunk, norm: Norm) -> LatentAttention:
     nope, rope = read.count("qk_nope_head_dim", default=128), read.count("qk_rope_head_dim", default=64)
     kv_heads = read.count("num_key_value_heads", default=trunk.heads)
     read.require(
@@ -136,11 +158,11 @@ def _attention(read: Fields, trunk: Trunk, *, eps: float) -> LatentAttention:
     )  # fmt: skip
 
 
-def _grouped(read: Fields, router: Router) -> Router:
+def grouped(read: Fields, router: Router) -> Router:
+    """Return the router with the groups that a config states."""
     groups = read.count("n_group", default=router.groups)
-    return replace(
-        router, groups=groups, groups_kept=read.count("topk_group", default=min(router.groups_kept, groups))
-    )
+    kept = read.count("topk_group", default=min(router.groups_kept, groups))
+    return replace(router, groups=groups, groups_kept=kept)
 
 
 def _check_groups(read: Fields, router: Router) -> None:

@@ -38,7 +38,7 @@ INSIDE_OTHERS = {
 """Models with towers, and their text decoders, which have no module of their own there."""
 
 MODEL_TYPES = sorted(
-    {name for name in ARCHITECTURES if name[0].islower()} - INSIDE_OTHERS - {"grok-1", "grok"}
+    {name for name in ARCHITECTURES if name[0].islower()} - INSIDE_OTHERS - {"grok-1", "grok", "kimi_k2"}
 )
 
 
