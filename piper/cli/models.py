@@ -74,7 +74,7 @@ def _shapes(source: ModelSource) -> dict[str, Any]:
     """Return what only the detail of one model has: parts, their parameters, the published numbers."""
     from piper.models import CATALOGUE
     from piper.models.describe import parameters_by_part, shapes_of
-    from piper.models.find import read_entry
+    from piper.models.entries import read_entry
     from piper.models.published import read_published
     from piper.models.reading.adapters import adapter_parameters
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from cost_models.documents import UnreadableError, exists, is_folder, parse_json
 from cost_models.errors import nearest
 from piper.errors import ModelError
 from piper.models import CATALOGUE
+from piper.models.entries import read_entry
 from piper.models.facts import facts_of
 from piper.models.reading.config import read_shape
 from piper.models.reading.own_keys import ADAPTERS
@@ -42,16 +42,6 @@ def find(text: str) -> ModelSource:
         rule="is not a catalogue name, file or package.module:function",
         fix=nearest(text, known) + " (`piper models` lists all)",
     )  # fmt: skip
-
-
-@cache
-def read_entry(name: str) -> dict[str, Any]:
-    """Return a catalogue entry: `aliases`, `source`, `published` if it is, `config`; not to be changed."""
-    from ruamel.yaml import YAML
-
-    file = Path(__file__).parent / "catalogue" / CATALOGUE[name]
-    entry: dict[str, Any] = YAML(typ="safe").load(file.read_text(encoding="utf-8"))
-    return entry
 
 
 def from_config(

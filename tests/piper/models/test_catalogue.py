@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from piper.models import ARCHITECTURES, CATALOGUE, MODELS, build_module, find_model
-from piper.models.find import read_entry
+from piper.models.entries import read_entry
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -36,6 +36,7 @@ def test_the_built_module_has_as_many_parameters_as_the_config_says(name):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_entry_names_its_source_and_aliases_of_its_own(name):
     entry = read_entry(name)
+    assert set(entry) - {"published"} == {"schema_version", "aliases", "source", "config"}
     assert entry["source"]
     others = {alias.lower() for other in CATALOGUE if other != name for alias in read_entry(other)["aliases"]}
     assert not others & {alias.lower() for alias in entry["aliases"]}
@@ -44,7 +45,7 @@ def test_every_entry_names_its_source_and_aliases_of_its_own(name):
 
 
 def test_every_catalogue_file_is_listed():
-    files = {file.name for file in (REPOSITORY / "piper/models/catalogue").iterdir()}
+    files = {file.name for file in (REPOSITORY / "piper/models/catalogue").glob("*.yaml")}
     assert files == set(CATALOGUE.values())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from piper.models import ARCHITECTURES, CATALOGUE, find_model
-from piper.models.find import read_entry
+from piper.models.entries import read_entry
 from piper.models.reading.config import read_shape
 
 transformers = pytest.importorskip("transformers")

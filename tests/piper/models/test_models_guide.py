@@ -12,7 +12,7 @@ import pytest
 
 from piper.models import ARCHITECTURES, CATALOGUE, MODELS, find_model
 from piper.models import shape as shapes
-from piper.models.find import read_entry
+from piper.models.entries import read_entry
 from piper.models.published import read_published
 from piper.models.reading.config import read_shape
 

@@ -4,7 +4,7 @@ import pytest
 
 from piper.models import CATALOGUE, find_model
 from piper.models.describe import parameters_by_part, shapes_of
-from piper.models.find import read_entry
+from piper.models.entries import read_entry
 from piper.models.published import Published, read_published
 
 SHAPES_ALONE = {
