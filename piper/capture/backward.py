@@ -22,7 +22,7 @@ def backward_of(
     recorder.mark()
     with recorder.pause():
         root: Tensor = _Root.apply(recorder, *roots)  # type: ignore[no-untyped-call]
-    recorder.backward = True
+    recorder.begin_backward()
     grads = torch.autograd.grad(root, [*takes, *parameters], allow_unused=True)
     for grad in grads[: len(takes)]:
         if grad is not None:

@@ -26,14 +26,18 @@ def capture_fresh(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool
         notice = tag_repeated_blocks(subject.module)
         if notice is None:
             raise
-        return replace(_captured(subject, sizes=sizes, dedupe=dedupe), notices=(notice,))
+        model = _captured(subject, sizes=sizes, dedupe=dedupe)
+        return replace(model, notices=(notice, *model.notices))
 
 
 def _captured(subject: Subject, *, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
+    captures = Captures(subject, dedupe=dedupe)
     try:
-        return Captures(subject, dedupe=dedupe).at(sizes["micro_batch"], sizes["seq_len"]).model
+        model = captures.at(sizes["micro_batch"], sizes["seq_len"]).model
     except ReplayMismatchError:
-        return Captures(subject, dedupe=False).at(sizes["micro_batch"], sizes["seq_len"]).model
+        captures = Captures(subject, dedupe=False)
+        model = captures.at(sizes["micro_batch"], sizes["seq_len"]).model
+    return replace(model, notices=captures.notices)
 
 
 class Subject:
@@ -97,6 +101,15 @@ class Captures:
             sizes=(micro_batch, seq_len, subject.dtype),
             other=other,
         )
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Return what users should know of the module."""
+        names = list(dict.fromkeys(name for run in self._runs.values() for name in run.rewritten))
+        if not names:
+            return ()
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return (f"forward changes the buffer {names[0]}{more}: simulated as it is, refused by piper run",)
 
     @property
     def num_operators(self) -> int:

@@ -21,18 +21,37 @@ from piper.capture.recorder import Recorder
 aten = torch.ops.aten
 
 
+_ATTENTION, _DROPOUT = F.scaled_dot_product_attention, F.dropout
+
+
 class GpuKernels(TorchFunctionMode):
-    """Replaces functions of `torch.nn.functional` while a model is captured."""
+    """Replaces functions of `torch.nn.functional` while a model is captured.
+
+    torch switches a mode off inside the function that it handles, so that it would not see the attention in
+    `F.multi_head_attention_forward` (`nn.MultiheadAttention`): there the names themselves are replaced.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._replacements: dict[Callable[..., Any], Callable[..., Any]] = {
-            F.scaled_dot_product_attention: _attention,
+            _ATTENTION: _attention,
             F.rms_norm: _rms_norm_with(recorder),
             torch.rms_norm: _rms_norm_with(recorder),
-            F.dropout: _dropout,
+            _DROPOUT: _dropout,
             torch._grouped_mm: _grouped_mm_with(recorder),
         }
+
+    def __enter__(self) -> GpuKernels:
+        """Begin."""
+        self._before = F.scaled_dot_product_attention, F.dropout
+        _name_in_torch(_attention, _dropout)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        """End."""
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
+        _name_in_torch(*self._before)
 
     def __torch_function__(  # noqa: PLR0917
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -40,6 +59,11 @@ class GpuKernels(TorchFunctionMode):
         """Call the replacement of `func`, or `func`."""
         replacement = self._replacements.get(func, func)
         return replacement(*args, **(kwargs or {}))
+
+
+def _name_in_torch(attention: Callable[..., Tensor], dropout: Callable[..., Tensor]) -> None:
+    """Let torch's own functions call these."""
+    vars(F).update(scaled_dot_product_attention=attention, dropout=dropout)
 
 
 def _attention(  # noqa: PLR0917

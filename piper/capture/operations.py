@@ -207,7 +207,8 @@ def _reduction(call: Call) -> Cost:
 def _elementwise(call: Call) -> Cost:
     from torch.utils.flop_counter import flop_registry
 
-    if any(getattr(packet, "__name__", "") == call.op for packet in flop_registry):
+    heavy = call.op.startswith(_HEAVY) or any(getattr(p, "__name__", "") == call.op for p in flop_registry)
+    if heavy:
         raise ModelError(
             where=call.where, field="operator", value=call.name, rule="has no cost rule yet",
             fix="use matmuls (nn.Linear) and F.scaled_dot_product_attention",
@@ -215,6 +216,10 @@ def _elementwise(call: Call) -> Cost:
     elements = max(tensor.numel() for tensor in (*call.writes, *call.reads))
     return Cost(OpKind.ELEMENTWISE, (elements,), elements)
 
+
+_HEAVY = ("linalg_", "_linalg_", "_fft", "_trilinear", "_cdist", "_pdist", "cholesky", "addbmm",
+          "convolution", "_ctc_loss", "grid_sampler", "im2col", "col2im")  # fmt: skip
+"""Beginnings of operators that compute more than a number per element and have no rule."""
 
 _PER_ELEMENT = {
     "_fused_rms_norm": 4,  # square, add; times 1/rms; times weight

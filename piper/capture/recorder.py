@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
         outside: whether anything at all, views too, ran outside of every scope.
         averaged: storages of scalars that are means, not sums.
         foreign: tensors that nobody made (constants held in attributes).
+        rewritten: storage addresses of buffers that forward changes.
         opened: stacks at the opening of each scope, in order.
         backward: set while the backward pass runs.
         paused: set while operators run that are no part of the model.
@@ -97,6 +98,7 @@ class Recorder(TorchDispatchMode):
         self.outside = False
         self.averaged: set[int] = set()
         self.foreign: list[str] = []
+        self.rewritten: set[int] = set()
         self.opened: list[Stack] = []
         self.backward = False
         self.paused = False
@@ -110,6 +112,7 @@ class Recorder(TorchDispatchMode):
         self._views: dict[Value, dict[int, None]] = {}
         self._grad_maker: dict[int, int] = {}
         self._sums: dict[int, Step] = {}
+        self._first_of_backward = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,6 +139,10 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """Stop counting: what dies later belongs to no pass."""
         self._pass = PassRecord()
+
+    def begin_backward(self) -> None:
+        """Count what runs from now on as backward."""
+        self.backward, self._first_of_backward = True, self.book.storages_taken
 
     def mark(self) -> None:
         """End the current run of operators: what follows may belong to another segment."""
@@ -229,12 +236,12 @@ class Recorder(TorchDispatchMode):
             args=args,
             reads=reads,
             writes=writes,
-            free=view or func._opname in ALLOCATIONS,
+            free=view or func._opname in ALLOCATIONS or torch.Tag.inplace_view in func.tags,
             mutable=mutable,
         )
 
     def _note(self, event: _Event) -> None:
-        if self.backward and torch._C._current_autograd_node() is None:
+        if (self.backward and torch._C._current_autograd_node() is None) or _makes_nothing(event):
             return
         segment = self._segment_in_backward(event.reads) if self.backward else self._segment_in_forward()
         if segment is None:
@@ -255,6 +262,7 @@ class Recorder(TorchDispatchMode):
             self.vocabulary.note(event.op, event.args)
             if _averages(event):
                 self.averaged.add(self.book.storage_of(event.writes[0]).number)
+            self.rewritten.update(_rewritten(event, self.buffers))
         if segment is not None:
             self._add_step(event, segment)
 
@@ -287,13 +295,16 @@ class Recorder(TorchDispatchMode):
                 self._views.setdefault(known, {})[segment] = None
 
     def _receive_gradient(self, tensor: Tensor, segment: int | None) -> None:
-        """Note the first sight of a gradient that a segment did not make."""
+        """Note the first sight of a gradient that a segment did not make, and of what F made and it kept."""
         record = None if segment is None else self.segments[segment]
         address = address_of(tensor)
         fixed = address in self.parameters or address in self.buffers
         if isinstance(record, SegmentRecord) and not fixed:
-            number = self.book.storage_of(tensor).number
-            if number not in record.backward.allocated and number not in record.saved:
+            storage = self.book.storage_of(tensor)
+            number = storage.number
+            if number < self._first_of_backward:
+                record.saved.setdefault(number, storage.nbytes)  # kept by hand (`ctx.x = x`), or an input
+            elif number not in record.backward.allocated and number not in record.saved:
                 record.grads_in.setdefault(number, tuple(tensor.shape))
 
     def _add_step(self, event: _Event, segment: int) -> None:
@@ -377,7 +388,7 @@ class Recorder(TorchDispatchMode):
         last = self.segments[-1] if self.segments else None
         if last is not None and not stack and isinstance(last, ReplayRecord):
             raise ReplayMismatchError
-        if last is not None and stack and not last.stack:
+        if last is not None and stack and (not last.stack or _is_empty(last)):
             last.stack = stack
         elif last is None or (stack and last.stack != stack):
             self.segments.append(SegmentRecord(index=len(self.segments), stack=stack))
@@ -401,7 +412,7 @@ class Recorder(TorchDispatchMode):
         return record.index
 
     def _direction(self, event: _Event) -> str:
-        if not self.backward:
+        if not self.backward or torch.is_grad_enabled():  # a checkpointed forward runs again
             return "fwd"
         if event.op == "embedding_dense_backward":
             return "wgrad"
@@ -411,7 +422,7 @@ class Recorder(TorchDispatchMode):
             return "dgrad"
         return "wgrad" if self._takes_parameter(torch._C._current_autograd_node()) else "dgrad"
 
-    def _takes_parameter(self, node: Any, depth: int = 4) -> bool:
+    def _takes_parameter(self, node: Any, depth: int = 8) -> bool:
         """Whether an operand of the node's forward was a parameter, or a view or cast of one."""
         for source, _ in node.next_functions:
             leaf = getattr(source, "variable", None)
@@ -438,6 +449,9 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def _scope(self, stack: Stack) -> Iterator[None]:
+        if self.backward:  # a checkpointed forward runs again
+            yield
+            return
         self.opened.append(stack)
         self.mark()
         try:
@@ -459,6 +473,27 @@ def _pass_of(record: Record, *, backward: bool) -> PassRecord:
     if isinstance(record, ReplayRecord):
         return PassRecord()
     return record.backward if backward else record.forward
+
+
+def _makes_nothing(event: _Event) -> bool:
+    """Return whether an operator makes only empty tensors, as `torch.utils.checkpoint` does for a mark."""
+    return event.free and not event.reads and not any(tensor.numel() for tensor in event.writes)
+
+
+def _is_empty(record: Record) -> bool:
+    """Return whether a segment only began to save a tensor; what runs next may be in a scope inside."""
+    return isinstance(record, SegmentRecord) and not record.forward.steps
+
+
+def _rewritten(event: _Event, buffers: frozenset[int]) -> set[int]:
+    """Return the buffers that an operator changes; a batch norm in training keeps running statistics."""
+    norm = event.op == "native_batch_norm" and bool(event.args[_TRAINING])
+    changed = event.reads if norm else event.writes if event.mutable else ()
+    return {address_of(tensor) for tensor in changed} & buffers
+
+
+_TRAINING = 5
+"""Position of `training` among the arguments of a batch norm."""
 
 
 def _averages(event: _Event) -> bool:

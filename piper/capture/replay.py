@@ -164,6 +164,7 @@ class Replayer:
                     return None
                 grads = _backward(inner, block, leaves=leaves, out=out)
                 inner.end()
+        outer.rewritten |= inner.rewritten
         return Template(
             recorder=inner,
             segments=tuple(record for record in inner.segments if isinstance(record, SegmentRecord)),

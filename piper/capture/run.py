@@ -17,6 +17,7 @@ from piper.capture.kernels import GpuKernels
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayMismatchError, ReplayRecord, Value
 from piper.capture.replay import replaying
+from piper.capture.surroundings import failed, undisturbed
 from piper.capture.tensors import address_of
 from piper.errors import ModelError
 from piper.tagging import all_called
@@ -32,10 +33,11 @@ class UnannotatedError(ModelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A recorded run, and the value that is its loss."""
+    """A recorded run, the value that is its loss, and the names of the buffers that it changed."""
 
     recorder: Recorder
     loss: Value
+    rewritten: tuple[str, ...] = ()
 
     def outputs(self) -> list[list[Value]]:
         """Return for each segment the values that others take, in order of production; the loss first."""
@@ -76,31 +78,38 @@ def record(
         blocks: repeated blocks, to be run once (see `piper.capture.replay`).
     """
     inputs = [torch.empty((micro_batch, seq_len), dtype=torch.int64, device="meta") for _ in range(2)]
+    buffers = list(module.named_buffers())
     recorder = Recorder(
         where=where,
         parameters={
             parameter.untyped_storage()._cdata: name
             for name, parameter in reversed([*module.named_parameters()])
         },
-        buffers=frozenset(address_of(buffer) for buffer in module.buffers()),
+        buffers=frozenset(address_of(buffer) for _, buffer in buffers),
         inputs=inputs,
     )
     with (
+        undisturbed(module, where=where),
         all_called(module, where=where),
         replaying(blocks, recorder),
         torch.set_grad_enabled(grad),
         recorder.recording(),
         GpuKernels(recorder),
     ):
-        loss = _forward(lambda: loss_of(module, *inputs), where=where)
+        loss = _of_user(lambda: loss_of(module, *inputs), where=where, what="forward")
         if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):
             raise ReplayMismatchError  # a view between scopes belongs to the segment before it
         value = _checked_loss(loss, recorder, grad=grad)
         if grad and isinstance(loss, Tensor):
             parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            backward_of(recorder, [loss], takes=(), parameters=parameters)
+            _of_user(
+                lambda: backward_of(recorder, [loss], takes=(), parameters=parameters),
+                where=where,
+                what="backward",
+            )
         recorder.end()
-    return Run(recorder=recorder, loss=value)
+    rewritten = [name for name, buffer in buffers if address_of(buffer) in recorder.rewritten]
+    return Run(recorder=recorder, loss=value, rewritten=tuple(rewritten))
 
 
 def _shadow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,18 +118,14 @@ def _shadow(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _forward(run: Callable[[], object], *, where: str) -> object:
+def _of_user(run: Callable[[], object], *, where: str, what: str) -> object:
     try:
         with user_code():
             return run()
     except (PiperError, ReplayMismatchError):
         raise
     except Exception as error:
-        raise ModelError(
-            where=where, field="forward", value=f"{type(error).__name__}: {error}",
-            rule="failed on meta tensors [micro_batch, seq_len] of tokens and labels",
-            fix="take (tokens, labels), read no tensor's content, and keep constants in buffers",
-        ) from error  # fmt: skip
+        raise failed(error, where=where, what=what) from error
 
 
 def _refuse_unannotated(recorder: Recorder) -> NoReturn:

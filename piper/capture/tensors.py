@@ -77,6 +77,11 @@ class TensorBook:
         return made
 
     @property
+    def storages_taken(self) -> int:
+        """Return how many storages have a number."""
+        return self._next_storage
+
+    @property
     def orders_taken(self) -> int:
         """Return how many places in the order of production are taken."""
         return self._next_order
