@@ -235,19 +235,15 @@ def test_attention_never_keeps_its_scores(options):
 
 
 def test_attention_on_the_unfused_path_is_refused():
-    class Wrapped(modules.Chain):
-        def __init__(self):
-            super().__init__(blocks=0)
-            self.attention = nn.MultiheadAttention(modules.HIDDEN, 2, batch_first=True)
-
+    class Hidden(modules.Chain):
         def forward(self, tokens, labels):
             with annotate("PP"):
-                x = self.embed(tokens)
-                x, _ = self.attention(x, x, x, need_weights=False)
+                x = self.embed(tokens).unsqueeze(1)
+                x = torch.ops.aten.scaled_dot_product_attention(x, x, x).squeeze(1)
             return self.loss(x, labels)
 
     with pytest.raises(ModelError) as caught:
-        capture(Wrapped(), micro_batch=1, seq_len=8, dtype="fp32")
+        capture(Hidden(blocks=0), micro_batch=1, seq_len=8, dtype="fp32")
     assert caught.value.field == "attention"
     assert "F.scaled_dot_product_attention" in caught.value.fix
 
