@@ -80,3 +80,17 @@ def test_files_that_a_document_names_exist(path: Path) -> None:
         r"`((?:docs|benchmarks|examples|tests|piper|simulator|cost_models)/[\w./-]+)`", path.read_text()
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_models_in_the_guide_to_own_models_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "capture.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "models_of_the_guide.py").write_text("\n".join(blocks))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, strategy, gpus in [("plain", "pp=2,dp=2", 4), ("llama", "pp=2,dp=2,tp=2", 8)]:
+        target = f"models_of_the_guide:{name}"
+        plan = piper_package.compile_plan(target, strategy, gpus=gpus, seq_len=16, dtype="fp32")
+        assert any("no annotations" in notice for notice in plan.notices) == (name == "plain")
+        assert {segment.stage for segment in plan.segments} == {0, 1}
