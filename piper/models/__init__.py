@@ -1,7 +1,8 @@
 """Models by name: catalogue entries, Hugging Face configs, and factories of annotated modules.
 
-To add a catalogue entry: a YAML file in `catalogue/` (aliases, source, published numbers, config) and one line in
-`CATALOGUE`; then `pytest tests/piper/models --update-golden` renews the index and the tables of docs/models.md.
+To add a catalogue entry: a YAML file in `catalogue/` (aliases, source, published numbers, config) and one
+line in `CATALOGUE`; then `pytest tests/piper/models --update-golden` renews the index and the tables of
+docs/models.md.
 
 To add a family:
 1. `piper/models/families/<family>.py`, free of torch: `read(config, *, where) -> DecoderShape`, which turns

@@ -24,7 +24,10 @@ PADDING = "pad_vocab_size_multiple"
 
 OWN_KEYS = (ADAPTERS, FROZEN, SEGMENTS, PADDING)
 
-FIRST_NAMES = ("model.embed_tokens", "model.embed_positions", "model.layers", "model.norm", "lm_head")
+FIRST_NAMES = (
+    "model.embed_tokens", "model.embed_positions", "model.embed_norm", "model.layers", "model.norm",
+    "model.predictions", "lm_head",
+)  # fmt: skip
 
 
 def with_own_keys(shape: DecoderShape, config: Mapping[str, Any], *, where: str) -> DecoderShape:
