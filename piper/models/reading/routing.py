@@ -17,9 +17,12 @@ def read_router(
     Args:
         read: the config.
         router: the family's defaults, and what its configs do not state.
-        experts: key of the number of experts.
+        experts: key of the number of experts; files that transformers 5 saved may say `num_local_experts`
+            where older ones say `num_experts`.
         normalised: key of the flag whether weights of chosen experts sum to 1, if the family has one.
     """
+    if experts == "num_experts" and not read.has(experts) and read.has("num_local_experts"):
+        experts = "num_local_experts"
     count = read.count(experts, default=router.experts)
     read.require(count <= MOST_EXPERTS, experts, value=count, rule=f"must be at most {MOST_EXPERTS}")
     top_k = read.count("num_experts_per_tok", default=router.top_k)

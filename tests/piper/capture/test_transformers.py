@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import of_transformers
@@ -15,6 +16,7 @@ from cost_models.ops import OpKind
 from piper.capture import CapturedModel, capture
 from piper.capture.calling import loss_of
 from piper.cli import main
+from piper.models.find import from_config
 from piper.predict import Job, predict
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.program import build_program, check_program
@@ -68,6 +70,31 @@ def test_rotary_tables_are_made_once_by_the_first_unit_and_are_an_input_of_every
     ] * 2
     attention = [s for s in model.segments if "self_attn" in s.name]
     assert all({(0, 1), (0, 2)} <= set(segment.inputs) for segment in attention)
+
+
+@pytest.mark.parametrize("name", [*DENSE, *SPARSE])
+def test_piper_s_own_module_of_the_same_config_does_the_same_matmuls_and_attention(name: str) -> None:
+    """Shapes, cut dimensions and token dimensions; weights may be stored transposed, experts' joined."""
+    module = getattr(of_transformers, name)()
+    config = module.config.to_dict() | {"architectures": [type(module).__name__]}
+    source = from_config(config, name=name, kind="config", where=name)
+    theirs = captured(name)
+    ours = capture(source, micro_batch=BATCH, seq_len=SEQ, dtype="fp32")
+    if name in DENSE:
+        assert _kernels(theirs, "forward") == _kernels(ours, "forward")
+    if name == "llama":
+        assert _kernels(theirs, "backward") == _kernels(ours, "backward")
+    assert _flops(theirs) == _flops(ours)
+    assert sum(p.numel for p in theirs.parameters) == ours.facts.n_parameters
+
+
+def _kernels(model: CapturedModel, name: str) -> Counter[tuple[object, ...]]:
+    found: Counter[tuple[object, ...]] = Counter()
+    for segment in model.segments:
+        for op in getattr(segment, name).operations:
+            if op.kind in {OpKind.MATMUL, OpKind.ATTENTION}:
+                found[op.kind, op.shape, op.tensor_dim, op.token_dim, op.direction, op.causal] += op.count
+    return found
 
 
 @pytest.mark.parametrize("name", DENSE)
