@@ -22,7 +22,11 @@ def read(config: Mapping[str, Any], *, where: str) -> DecoderShape:
     rotary = read_rotary(read, head_dim=trunk.head_dim, context=trunk.context)
     window = read.count_or_none("sliding_window", default=4096)
     pattern = read.raw("sliding_window_pattern")  # "LLLG" in the published files: a number in other words
-    every = len(pattern) if isinstance(pattern, str) else read.count("sliding_window_pattern", default=4)
+    every = (
+        len(pattern)
+        if isinstance(pattern, str) and pattern
+        else read.count("sliding_window_pattern", default=4)
+    )
     windows = read_windows(read, trunk.layers, window=window, slides=lambda number: (number + 1) % every > 0)
     dropout = read.share("attention_dropout", default=0.0)
     feed_forward = FeedForward(

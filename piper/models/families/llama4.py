@@ -36,6 +36,10 @@ def read(config: Mapping[str, Any], *, where: str) -> DecoderShape:
     )
     every = read.count("interleave_moe_layer_step", default=1)
     sparse = read.whole_numbers("moe_layers") or tuple(range(every - 1, trunk.layers, every))
+    read.require(
+        all(number < trunk.layers for number in sparse), "moe_layers", value=list(sparse),
+        rule=f"must be numbers of {trunk.layers} layers, counted from 0",
+    )  # fmt: skip
 
     def layer(number: int) -> Layer:
         feed_forward = moe if number in sparse else dense

@@ -155,4 +155,8 @@ def _dense_layers(read: Fields, layers: int) -> set[int]:
     """Return which layers have no experts: those listed, and all but every `decoder_sparse_step`-th."""
     step = read.count("decoder_sparse_step", default=1)
     listed = read.whole_numbers("mlp_only_layers")
+    read.require(
+        all(number < layers for number in listed), "mlp_only_layers", value=list(listed),
+        rule=f"must be numbers of {layers} layers, counted from 0",
+    )  # fmt: skip
     return {number for number in range(layers) if number in listed or (number + 1) % step}

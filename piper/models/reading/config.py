@@ -40,8 +40,15 @@ def _text(config: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
     if name is None:
         beside = {*OWN_KEYS, *TOWERS}
         return {name: value for name, value in config.items() if name not in beside}
-    tied = config.get("tie_word_embeddings")
-    return {**({} if tied is None else {"tie_word_embeddings": tied}), **config[name]}
+    text, tied = config[name], config.get("tie_word_embeddings")
+    inner = text.get("tie_word_embeddings")
+    if None not in (tied, inner) and tied != inner:
+        raise ModelError(
+            where=where, field="tie_word_embeddings", value=tied,
+            rule=f"contradicts {name}.tie_word_embeddings = {inner}",
+            fix="state it once, as the checkpoint is",
+        )  # fmt: skip
+    return {**({} if tied is None else {"tie_word_embeddings": tied}), **text}
 
 
 def _text_key(config: Mapping[str, Any], *, where: str) -> str | None:

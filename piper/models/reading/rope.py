@@ -86,6 +86,7 @@ def _scaling(scaling: Fields, read: Fields, *, context: int, dims: int) -> RopeS
     )
     original = own or scaling.count("original_max_position_embeddings", default=context)
     found: RopeScaling = reader(scaling, original=original, context=context, dims=dims)
+    scaling.require(found.factor >= 1, "factor", value=found.factor, rule="must stretch: be at least 1")
     return found
 
 

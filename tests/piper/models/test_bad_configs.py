@@ -49,6 +49,27 @@ CASES = {
     "a rotary scaling of each frequency, too short": (
         "phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
     ),
+    "frequencies that are no list": (
+        "phi3", {"rope_scaling": {"type": "longrope", "short_factor": 1.0, "long_factor": [2.0]}},
+    ),
+    "a rotary scaling that shrinks": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0.5}}),
+    "a rotary scaling that is no object": ("llama", {"rope_scaling": 8.0}),
+    "layer types that are no list": ("gemma2", {"layer_types": "sliding_attention"}),
+    "dense layers that the model has not": ("qwen3_moe", {"mlp_only_layers": [0, 2]}),
+    "sparse layers that the model has not": ("llama4", {"moe_layers": [1, 4]}),
+    "a width that is no whole number": ("mpt", {"expansion_ratio": 1.001}),
+    "key heads of groups that do not divide": (
+        "mpt", {"attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 3}},
+    ),
+    "more rotated features than a head has": ("gptj", {"rotary_dim": 64}),
+    "three norms side by side": ("falcon", {"num_ln_in_parallel_attn": 3}),
+    "tie flags that contradict each other": (
+        "gemma3",
+        {"tie_word_embeddings": True, "text_config": TINY["gemma3"] | {"tie_word_embeddings": False}},
+    ),
+    "a quantised text decoder": (
+        "gemma3", {"text_config": TINY["gemma3"] | {"quantization_config": {"quant_method": "awq"}}},
+    ),
     "norms behind the sum of a part": ("opt", {"do_layer_norm_before": False}),
     "an embedding narrower than the stream": ("opt", {"word_embed_proj_dim": 32}),
     "noise in the router": ("mixtral", {"router_jitter_noise": 0.1}),
