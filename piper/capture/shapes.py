@@ -24,34 +24,51 @@ ARITHMETIC_OPTIONS = frozenset({"alpha", "beta", "value", "approximate", "roundi
 """Keyword arguments that change numbers but no layout."""
 
 
+OF_WHOLE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "neg", "bitwise_and", "bitwise_or", "bitwise_xor",
+                              "bitwise_not"})  # fmt: skip
+"""Operators that leave whole numbers (and truths, as far as they take them) in their dtype."""
+
+
 def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what `func` returns on meta tensors, or None when no rule covers the call."""
     rule = RULES.get(func._opname)
     if rule is not None:
         return rule(*args, **kwargs)
-    if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
-        return _pointwise(func._opname, args, kwargs)
-    return None
-
-
-def _pointwise(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     tensors = [value for value in args if isinstance(value, Tensor)]
-    if not tensors or not kwargs.keys() <= ARITHMETIC_OPTIONS:
+    known = torch.Tag.pointwise in func.tags and not func._schema.is_mutable
+    if not known or not tensors or not kwargs.keys() <= ARITHMETIC_OPTIONS:
         return None
+    if func._opname in OF_WHOLE_NUMBERS and not tensors[0].dtype.is_floating_point:
+        return _of_whole_numbers(tensors, args)
+    return _pointwise(func._opname, tensors)
+
+
+def _pointwise(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
     if name in TO_BOOL and all(tensor.is_contiguous() for tensor in tensors):
         return tensors[0].new_empty(_broadcast([tensor.shape for tensor in tensors]), dtype=torch.bool)
     leading, plain = tensors[0], _plain(tensors[0])
-    if not (plain or all(map(_in_order, tensors))) or not all(
-        _expands_to(tensor.shape, leading.shape) for tensor in tensors
-    ):
+    both_expand = not all(_expands_to(tensor.shape, leading.shape) for tensor in tensors)
+    known = all(tensor.is_contiguous() for tensor in tensors) if both_expand else plain
+    if not (known or (not both_expand and all(map(_in_order, tensors)))):
         return None
     ranked = [tensor for tensor in tensors if tensor.dim() > 0] or tensors
     floats = list(dict.fromkeys(tensor.dtype for tensor in ranked if tensor.dtype.is_floating_point))
     if len(floats) != 1:
         return None
     dtype = torch.bool if name in TO_BOOL else floats[0]
+    if plain and not both_expand:
+        return like(leading, dtype=dtype)
     # What is expanded has no say in the order of the result's dimensions.
-    return like(leading, dtype=dtype) if plain else leading.new_empty(leading.shape, dtype=dtype)
+    return leading.new_empty(_broadcast([tensor.shape for tensor in tensors]), dtype=dtype)
+
+
+def _of_whole_numbers(tensors: Sequence[Tensor], args: Sequence[Any]) -> Tensor | None:
+    dtype = tensors[0].dtype
+    scalars = [value for value in args if not isinstance(value, Tensor)]
+    whole = all(type(value) is int for value in scalars) and not (scalars and dtype == torch.bool)
+    if not whole or any(tensor.dtype != dtype or not tensor.is_contiguous() for tensor in tensors):
+        return None
+    return tensors[0].new_empty(_broadcast([tensor.shape for tensor in tensors]))
 
 
 def like(tensor: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -109,12 +126,37 @@ def _baddbmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor:
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = tensors[0]
-    same = all(t.is_contiguous() and t.dtype == first.dtype and t.dim() == first.dim() for t in tensors)
-    if not same or first.dim() == 0:
+    if first.dim() == 0 or any(t.dtype != first.dtype or t.dim() != first.dim() for t in tensors):
         return None
     shape = list(first.shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    return first.new_empty(shape)
+    if not all(map(_is_image, tensors)):
+        return first.new_empty(shape)
+    order = (1, *range(len(shape) - 1, 1, -1), 0)
+    strides, step = [0] * len(shape), 1
+    for position in order:
+        strides[position] = step
+        step *= shape[position]
+    return torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
+
+
+def _is_image(tensor: Tensor) -> bool:
+    """Whether torch takes a tensor for images whose channels (dimension 1) lie innermost in memory.
+
+    It keeps that order in what it joins. Gaps are allowed; what may as well have channels outermost is not
+    taken so.
+    """
+    if tensor.dim() not in _IMAGE_DIMS or not tensor.stride(1) or not tensor.numel():
+        return False
+    inner = 0
+    for position in (1, *range(tensor.dim() - 1, 1, -1)):
+        if tensor.stride(position) < inner:
+            return False
+        inner = tensor.stride(position) * tensor.shape[position]
+    return tensor.stride(0) >= inner and inner != tensor.stride(1)
+
+
+_IMAGE_DIMS = (4, 5)
 
 
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
@@ -170,7 +212,7 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> T
 def _sum(
     x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    if not x.is_contiguous() or x.dim() == 0 or not isinstance(dim, list | tuple) or not dim:
+    if x.dim() == 0 or not isinstance(dim, list | tuple) or not dim:
         return None
     summed = {position % x.dim() for position in dim}
     shape = [1 if i in summed else size for i, size in enumerate(x.shape) if keepdim or i not in summed]
@@ -183,10 +225,10 @@ def _floor_divide(x: Tensor, divisor: Any) -> Tensor | None:
 
 
 def _arange(end: Any, *more: Any, device: Any = None, dtype: Any = None, **_: Any) -> Tensor | None:
-    whole = isinstance(end, int) and not more and dtype in {None, torch.int64}
+    whole = isinstance(end, int) and not more and dtype in {None, torch.int64, torch.int32}
     if not whole or device is None or torch.device(device).type != "meta":
         return None
-    return torch.empty((end,), dtype=torch.int64, device=device)
+    return torch.empty((end,), dtype=dtype or torch.int64, device=device)
 
 
 def _sort(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor] | None:
@@ -199,6 +241,46 @@ def _index_select(x: Tensor, dim: Any, index: Tensor) -> Tensor | None:
     shape = list(x.shape)
     shape[dim] = index.numel()
     return x.new_empty(shape)
+
+
+def _gather(x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
+    return x.new_empty(index.shape)
+
+
+def _searchsorted(edges: Tensor, values: Any, *, out_int32: bool = False, **_: Any) -> Tensor | None:
+    if not isinstance(values, Tensor):
+        return None
+    return values.new_empty(values.shape, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _itself(x: Tensor, *_: Any) -> Tensor:
+    return x
+
+
+def _layer_norm(x: Tensor, normalized_shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not x.is_contiguous():
+        return None
+    dims = len(normalized_shape)
+    rows = (*x.shape[: x.dim() - dims], *(1 for _ in range(dims)))
+    low = x.dtype in {torch.bfloat16, torch.float16}
+    mean, rstd = (x.new_empty(rows, dtype=torch.float32 if low else x.dtype) for _ in range(2))
+    return x.new_empty(x.shape), mean, rstd
+
+
+def _layer_norm_backward(  # noqa: PLR0917
+    grad: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    if not (grad.is_contiguous() and x.is_contiguous()):
+        return None
+    parts = zip((x, weight, bias), mask, strict=True)
+    return tuple(None if part is None or not wanted else part.new_empty(part.shape) for part, wanted in parts)
 
 
 def _like_contiguous(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
@@ -257,6 +339,12 @@ RULES: dict[str, Rule] = {
     "arange": _arange,
     "sort": _sort,
     "index_select": _index_select,
+    "gather": _gather,
+    "scatter_add": _like_contiguous,
+    "searchsorted": _searchsorted,
+    "logical_and_": _itself,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
     "index_add": _like_contiguous,
     "scatter": _like_contiguous,
     "native_dropout": _native_dropout,

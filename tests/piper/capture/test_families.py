@@ -21,7 +21,7 @@ from tests.tiny_configs import TINY
 CONTEXT = 61
 HERE = 29
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 
 MOST_FEATURES = 128
 """Of all heads of a small model; a capture on its own may take as many keys for features."""
