@@ -85,9 +85,25 @@ def _gemma3(tower: Fields, hidden: int) -> int:
     return embedding + depth * layer + 2 * width + head + projector
 
 
+def _llama4(tower: Fields, hidden: int) -> int:
+    """Return what transformers' `Llama4VisionModel` and Llama 4's projector hold."""
+    width, depth = tower.count("hidden_size", default=768), tower.count("num_hidden_layers", default=34)
+    inner = tower.count("intermediate_size", default=5632)
+    patch = tower.count("patch_size", default=14)
+    positions = (tower.count("image_size", default=448) // patch) ** 2 + 1
+    embedding = tower.count("num_channels", default=3) * patch**2 * width + width + positions * width
+    layer = 4 * _linear(width, width) + _linear(width, inner) + _linear(inner, width) + 4 * width
+    between = tower.count("projector_output_dim", default=4096)
+    entry = tower.count("projector_input_dim", default=4096)
+    adapter = _linear(inner, entry, bias=False) + _linear(between, between, bias=False)
+    projector = _linear(tower.count("vision_output_dim", default=7680), hidden, bias=False)
+    return embedding + depth * layer + 4 * width + adapter + projector
+
+
 COUNTS: dict[str, Callable[[Fields, int], int]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "gemma3": _gemma3,
+    "llama4": _llama4,
 }
 """`model_type` of the whole -> the tower's parameters."""
