@@ -9,12 +9,12 @@ import numpy as np
 
 from cost_models.errors import check_invariant, require_positive_int
 from cost_models.price import CostModel
-from simulator.engines import EngineRun, load_engine
+from simulator.engines import EngineRun, choose_engine, load_engine
 from simulator.errors import PlanError
 from simulator.memory import memory_curve
 from simulator.plan import Plan
 from simulator.timeline.timeline import RankTrack, Timeline
-from simulator.workload import Workload, build_workload
+from simulator.workload import Workload, build_workload, require_in_range
 
 MOST_STEPS = 4
 SETTLED = 1e-6
@@ -44,13 +44,15 @@ def simulate(
         fix = 'give "auto" or the number of steps to simulate'
         require_positive_int(steps, where="simulate", field="steps", fix=fix, error=PlanError)
     work = build_workload(plan, cost_model) if workload is None else workload
-    run_engine = load_engine(engine)
+    most_steps = steps if isinstance(steps, int) else MOST_STEPS
+    require_in_range(work, steps=most_steps)
+    chosen, warnings = choose_engine(engine, num_tasks=work.num_tasks)
+    run_engine = load_engine(chosen)
     if isinstance(steps, int):
-        done = run_engine(work, max_steps=steps, settled=lambda _: False)
-        warnings: tuple[str, ...] = ()
+        done = run_engine(work, max_steps=most_steps, settled=lambda _: False)
     else:
-        done = run_engine(work, max_steps=MOST_STEPS, settled=has_settled)
-        warnings = () if has_settled(done.step_end_ns.tolist()) else (_unsettled(done),)
+        done = run_engine(work, max_steps=most_steps, settled=has_settled)
+        warnings += () if has_settled(done.step_end_ns.tolist()) else (_unsettled(done),)
     check_invariant(bool((done.end_ns >= done.start_ns).all()), "a task ends before it starts")
     return Timeline(
         source="simulated",

@@ -132,7 +132,7 @@ def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
         pipeline_rank=np.array([device.pipeline_rank for device in plan.device_plans], dtype=np.int64),
         n_devices=plan.replicas,
     )
-    _require_in_range(workload)
+    require_in_range(workload, steps=1)
     return workload
 
 
@@ -170,13 +170,17 @@ def _eager(plan: Plan, matching: Matching, cost_model: CostModel) -> npt.NDArray
     return eager
 
 
-def _require_in_range(workload: Workload) -> None:
-    """Refuse a step whose times could pass 2^62 ns: no schedule is longer than all its tasks in a row."""
-    total_ns = float(workload.duration_ns.sum(dtype=np.float64) + workload.host_ns.sum(dtype=np.float64))
+def require_in_range(workload: Workload, *, steps: int) -> None:
+    """Refuse steps whose times could pass 2^62 ns: no schedule is longer than all its tasks in a row.
+
+    Raises: PlanError.
+    """
+    step_ns = float(workload.duration_ns.sum(dtype=np.float64) + workload.host_ns.sum(dtype=np.float64))
+    total_ns = steps * step_ns
     if not rules.within_range(total_ns):
         raise PlanError(
             where="workload",
-            field="total time",
+            field="total time" if steps == 1 else f"total time of {steps} steps",
             value=f"{total_ns:.3g} ns",
             rule=f"must be at most 2^62 = {rules.MAX_TIME_NS} ns",
             fix="check the units of the cost model: prices are in seconds",

@@ -21,7 +21,7 @@ from simulator.plan import Plan
 @job_options
 @click.option(
     "--engine",
-    metavar="auto|reference",
+    metavar="auto|fast|reference",
     default="auto",
     help="Simulation engine; the answer is the same.",
 )

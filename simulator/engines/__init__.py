@@ -8,6 +8,7 @@ imports none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,8 +22,14 @@ from simulator.errors import PlanError
 from simulator.workload import Workload
 
 ENGINES = {
+    "fast": "simulator.engines.fast:run",
     "reference": "simulator.engines.reference:run",
 }
+
+NEEDS = {"fast": "numba"}
+"""What an engine cannot do without, by its name."""
+MANY_TASKS = 20_000
+"""Tasks of a step from which on loading the fast engine pays (`benchmarks/engine_speed.py`)."""
 
 Settled = Callable[[Sequence[int]], bool]
 
@@ -49,10 +56,30 @@ class Engine(Protocol):
         """Return the times of all tasks of the steps that were run."""
 
 
+def choose_engine(name: str, *, num_tasks: int) -> tuple[str, tuple[str, ...]]:
+    """Return the engine to load, and what its user should know: that another one has to do the work.
+
+    "auto" is the fast engine for many tasks, or where it is loaded already: loading it takes half a second.
+    Raises: PlanError for a name that is not known.
+    """
+    require_known(name, ["auto", *ENGINES], where="simulate", field="engine", error=PlanError)
+    if name == "auto":
+        fast = num_tasks >= MANY_TASKS or ENGINES["fast"].partition(":")[0] in sys.modules
+        name = "fast" if fast else "reference"
+    if name not in NEEDS:
+        return name, ()
+    try:
+        import_module(NEEDS[name])
+    except ImportError as error:
+        return "reference", (
+            f"the {name} engine needs {NEEDS[name]}, which cannot be imported ({error}): "
+            "the reference engine gives the same answer, but takes longer",
+        )
+    return name, ()
+
+
 def load_engine(name: str) -> Engine:
-    """Import an engine; "auto" takes the reference engine."""
-    known = ["auto", *ENGINES]
-    require_known(name, known, where="simulate", field="engine", error=PlanError)
-    module, function = ENGINES["reference" if name == "auto" else name].split(":")
+    """Import an engine of the table."""
+    module, function = ENGINES[name].split(":")
     engine: Engine = getattr(import_module(module), function)
     return engine

@@ -239,7 +239,7 @@ class TrainingFacts:
 class StreamRuleFacts:
     """Which stream wins, and how much of the device its kernels may take.
 
-    Carried for engines in which streams contend; the reference engine does not read it.
+    Carried for engines in which streams contend; no engine reads it yet.
 
     Args:
         stream: index in `DevicePlan.streams`.

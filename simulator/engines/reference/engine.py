@@ -16,8 +16,8 @@ import simpy
 
 from simulator import rules
 from simulator.engines import EngineRun, Settled
-from simulator.engines.reference.hang import Hang
 from simulator.errors import IllegalPlanError
+from simulator.hang import Hang
 from simulator.plan import NONE
 from simulator.workload import Workload
 

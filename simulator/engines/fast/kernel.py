@@ -1,0 +1,315 @@
+"""The compiled part of the fast engine: flat arrays in, times of all tasks out.
+
+The scalar functions of `simulator.rules` are compiled unchanged, so that both engines implement the same
+notes: [Note: host dispatch], [Note: host-bound tasks], [Note: stream start], [Note: eager send],
+[Note: rendezvous send], [Note: additive skew] and [Note: host copy].
+
+[Note: streams as a worklist]  Nothing contends, so every time is a sum or a maximum of other times, and the
+    order in which they are computed does not matter. A stream advances while all that its head needs is
+    known. Otherwise it is kept by the one task that it waits for, or by its transfer or collective, and is
+    taken up again when that is known. Every task and every wait is looked at once: the cost is linear.
+[Note: arrays as arguments]  Numba counts references whenever an array is taken out of a tuple, which costs
+    more than a task does. So functions take arrays one by one, and what belongs together is a record.
+[Note: compiled once per machine]  What is compiled is kept beside this file, or in the user's cache folder
+    where this one cannot be written, or in NUMBA_CACHE_DIR. Numba sees changes of this file only; the text
+    of the rules is a closure variable, so that a change of them compiles anew, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from simulator import rules
+
+Ints = npt.NDArray[np.int64]
+Records = npt.NDArray[Any]
+
+PENDING = -1
+COMPUTE, HOST_COPY, COLLECTIVE, SEND, RECV, EAGER_SEND, EAGER_RECV = range(7)
+DISPATCH, READY, START, END = range(4)
+"""Rows of `times`, int64 [4, instances]. An *instance* is a task in a step: step * num_tasks + task."""
+
+TASK = np.dtype(
+    [
+        ("duration", np.int64),
+        ("launch", np.int64),
+        ("host", np.int64),
+        ("stream", np.int32),
+        ("other", np.int32),  # the other end of a transfer, or the number of a collective
+        ("following", np.int32),  # the next task on the same stream, or PENDING
+        ("kept", np.int32),  # the first of the streams that wait for this task, or PENDING
+        ("kind", np.int8),
+    ],
+    align=True,
+)
+"""A task in one cache line."""
+STREAM = np.dtype(
+    [
+        ("first", np.int64),  # its first task, or PENDING
+        ("task", np.int64),  # its head: the task that comes next, or PENDING
+        ("offset", np.int64),  # the instance of task 0 in the step of its head
+        ("free", np.int64),  # when the task before its head ended
+        ("waited", np.int64),  # how many waits of its head are done,
+        ("waits_done", np.int64),  # and when the last of these was
+        ("next_kept", np.int64),  # the next stream that waits for the same task, or PENDING
+    ]
+)
+GROUP = np.dtype([("first", np.int64), ("last", np.int64), ("arrivals", np.int64), ("latest", np.int64)])
+"""A collective: its members are `members[first:last]`; how many have joined, and when the latest did."""
+
+_first_launch_ns = njit(rules.first_launch_ns)
+_dispatch_ns = njit(rules.dispatch_ns)
+_ready_ns = njit(rules.ready_ns)
+_compute_start_ns = njit(rules.compute_start_ns)
+_compute_end_ns = njit(rules.compute_end_ns)
+_joined_ns = njit(rules.joined_ns)
+_host_copy_start_ns = njit(rules.host_copy_start_ns)
+_rendezvous_start_ns = njit(rules.rendezvous_start_ns)
+_eager_recv_start_ns = njit(rules.eager_recv_start_ns)
+_eager_recv_end_ns = njit(rules.eager_recv_end_ns)
+_collective_start_ns = njit(rules.collective_start_ns)
+_wire_end_ns = njit(rules.wire_end_ns)
+
+
+@njit
+def _line_up(tasks: Records, streams: Records) -> None:
+    """Link the tasks of every stream in dispatch order; the first of them is its head."""
+    last = np.full(len(streams), PENDING)
+    streams["first"][:] = PENDING
+    for task in range(len(tasks)):
+        stream = tasks[task].stream
+        tasks[task].following = PENDING
+        if last[stream] == PENDING:
+            streams[stream].first = task
+        else:
+            tasks[last[stream]].following = task
+        last[stream] = task
+    for stream in range(len(streams)):
+        streams[stream].task = streams[stream].first
+        streams[stream].offset = 0
+        streams[stream].free = 0
+        streams[stream].waited = 0
+        streams[stream].waits_done = 0
+
+
+@njit
+def _launch(tasks: Records, times: Ints, device_starts: Ints, step: int) -> None:
+    """Launch the tasks of one step on every host, of which nothing else has happened yet."""
+    offset = step * len(tasks)
+    for device in range(len(device_starts) - 1):
+        first, last = device_starts[device], device_starts[device + 1]
+        now = times[DISPATCH, offset - len(tasks) + last - 1] if step and last > first else 0
+        for task in range(first, last):
+            now = _dispatch_ns(now, tasks[task].host)
+            tasks[task].kept = PENDING
+            times[DISPATCH, offset + task] = now
+            times[READY, offset + task] = PENDING
+            times[END, offset + task] = PENDING
+
+
+@njit
+def _take_up(todo: Ints, stream: int) -> None:
+    """Put a stream on the worklist, whose length is its last entry."""
+    todo[todo[-1]] = stream
+    todo[-1] += 1
+
+
+@njit
+def _has_waited(
+    tasks: Records,
+    times: Ints,
+    streams: Records,
+    stream: int,
+    wait_starts: Ints,
+    waits: Ints,
+    previous_starts: Ints,
+    previous_waits: Ints,
+) -> bool:
+    """Go on with the waits of the head of a stream; at one that is not done, leave the stream with it."""
+    task, offset = streams[stream].task, streams[stream].offset
+    here = wait_starts[task + 1] - wait_starts[task]
+    count = here
+    if offset > 0:
+        count += previous_starts[task + 1] - previous_starts[task]
+    latest = streams[stream].waits_done
+    for number in range(streams[stream].waited, count):
+        if number < here:
+            wait = waits[wait_starts[task] + number]
+            end = times[END, offset + wait]
+        else:
+            wait = previous_waits[previous_starts[task] + number - here]
+            end = times[END, offset - len(tasks) + wait]
+        if end == PENDING:
+            streams[stream].waited = number
+            streams[stream].waits_done = latest
+            streams[stream].next_kept = tasks[wait].kept
+            tasks[wait].kept = stream
+            return False
+        latest = max(latest, end)
+    streams[stream].waits_done = latest
+    return True
+
+
+@njit
+def _begin(
+    tasks: Records,
+    times: Ints,
+    todo: Ints,
+    task: int,
+    offset: int,
+    ready: int,
+    groups: Records,
+    members: Ints,
+) -> None:
+    """Let a task, whose stream and waits are ready, run or join; when it ends may depend on others."""
+    kind, duration, dispatch = tasks[task].kind, tasks[task].duration, times[DISPATCH, offset + task]
+    times[READY, offset + task] = ready
+    if kind == COMPUTE:
+        start = _compute_start_ns(ready, _first_launch_ns(dispatch - tasks[task].host, tasks[task].launch))
+        times[START, offset + task] = start
+        times[END, offset + task] = _compute_end_ns(start, duration, dispatch)
+    elif kind == HOST_COPY:
+        start = _host_copy_start_ns(ready, dispatch)
+        times[START, offset + task] = start
+        times[END, offset + task] = _wire_end_ns(start, duration)
+    else:
+        times[READY, offset + task] = _joined_ns(ready, dispatch)
+        if kind == COLLECTIVE:
+            _join_collective(tasks, times, todo, task, offset, groups, members)
+        else:
+            _join_transfer(tasks, times, todo, task, offset)
+
+
+@njit
+def _join_transfer(tasks: Records, times: Ints, todo: Ints, task: int, offset: int) -> None:
+    """Join; who knows of both ends says when they end: [Note: eager send], [Note: rendezvous send]."""
+    kind, peer = tasks[task].kind, tasks[task].other
+    if kind == EAGER_SEND:
+        times[START, offset + task] = times[READY, offset + task]
+        times[END, offset + task] = _wire_end_ns(times[READY, offset + task], tasks[task].duration)
+    if times[READY, offset + peer] == PENDING:
+        return
+    sends = kind in (EAGER_SEND, SEND)
+    send, recv = (task, peer) if sends else (peer, task)
+    sent, posted = times[READY, offset + send], times[READY, offset + recv]
+    if kind in (EAGER_SEND, EAGER_RECV):
+        times[START, offset + recv] = _eager_recv_start_ns(sent, posted)
+        times[END, offset + recv] = _eager_recv_end_ns(sent, posted, tasks[recv].duration)
+    else:
+        start = _rendezvous_start_ns(sent, posted)
+        for end in (send, recv):
+            times[START, offset + end] = start
+            times[END, offset + end] = _wire_end_ns(start, tasks[end].duration)
+    if kind != EAGER_RECV:
+        _take_up(todo, tasks[peer].stream)
+
+
+@njit
+def _join_collective(
+    tasks: Records, times: Ints, todo: Ints, task: int, offset: int, groups: Records, members: Ints
+) -> None:
+    """Join; the last member says when all of them end: [Note: additive skew]."""
+    number = tasks[task].other
+    first, last = groups[number].first, groups[number].last
+    latest = _collective_start_ns(groups[number].latest, times[READY, offset + task])
+    groups[number].latest = latest
+    groups[number].arrivals += 1
+    if groups[number].arrivals < last - first:
+        return
+    groups[number].arrivals = 0
+    groups[number].latest = 0
+    for index in range(first, last):
+        member = members[index]
+        times[START, offset + member] = latest
+        times[END, offset + member] = _wire_end_ns(latest, tasks[member].duration)
+        if member != task:
+            _take_up(todo, tasks[member].stream)
+
+
+@njit
+def _go_on(tasks: Records, times: Ints, streams: Records, todo: Ints, stream: int) -> None:
+    """Make the next task of a stream its head, and take up the streams that waited for the present one."""
+    task, offset = streams[stream].task, streams[stream].offset
+    streams[stream].free = times[END, offset + task]
+    streams[stream].waited = 0
+    streams[stream].waits_done = 0
+    streams[stream].task = tasks[task].following
+    if tasks[task].following == PENDING:
+        streams[stream].task = streams[stream].first
+        streams[stream].offset = offset + len(tasks)
+    waiting = np.int64(tasks[task].kept)
+    tasks[task].kept = PENDING
+    while waiting != PENDING:
+        _take_up(todo, waiting)
+        waiting = streams[waiting].next_kept
+
+
+@njit
+def _run_steps(
+    first_step: int,
+    last_step: int,
+    tasks: Records,
+    times: Ints,
+    streams: Records,
+    groups: Records,
+    members: Ints,
+    todo: Ints,
+    device_starts: Ints,
+    wait_starts: Ints,
+    waits: Ints,
+    previous_starts: Ints,
+    previous_waits: Ints,
+) -> int:
+    """Run `first_step` to `last_step` as far as possible; see [Note: streams as a worklist]."""
+    if first_step == 0:
+        _line_up(tasks, streams)
+    for step in range(first_step, last_step + 1):
+        _launch(tasks, times, device_starts, step)
+    todo[-1] = 0
+    for stream in range(len(streams)):
+        if streams[stream].task != PENDING:
+            _take_up(todo, stream)
+    finished = 0
+    while todo[-1] > 0:
+        todo[-1] -= 1
+        stream = todo[todo[-1]]
+        while streams[stream].offset <= last_step * len(tasks):
+            task, offset = streams[stream].task, streams[stream].offset
+            if times[READY, offset + task] == PENDING:
+                if not _has_waited(
+                    tasks, times, streams, stream, wait_starts, waits, previous_starts, previous_waits
+                ):
+                    break
+                ready = _ready_ns(streams[stream].free, streams[stream].waits_done)
+                _begin(tasks, times, todo, task, offset, ready, groups, members)
+            if times[END, offset + task] == PENDING:
+                break
+            _go_on(tasks, times, streams, todo, stream)
+            finished += 1
+    return finished
+
+
+def _kept(rules_text: str) -> Callable[..., int]:
+    """Return `_run_steps` compiled and kept; see [Note: compiled once per machine]."""
+
+    def run_steps(first_step: int, last_step: int, *arrays: npt.NDArray[Any]) -> int:
+        """Run steps as far as possible and return how many instances have ended."""
+        len(rules_text)
+        ended: int = _run_steps(first_step, last_step, *arrays)
+        return ended
+
+    kernel: Any = njit(run_steps)
+    with suppress(RuntimeError):  # no folder can be written: compiled for this process alone
+        kernel.enable_caching()
+    compiled: Callable[..., int] = kernel
+    return compiled
+
+
+run_steps = _kept(Path(rules.__file__).read_text(encoding="utf-8"))
