@@ -36,7 +36,7 @@ def models(model: str | None, as_json: bool) -> None:
         return
     entries = [_detail(find_model(name)) for name in CATALOGUE]
     columns = {
-        "name": "model",
+        "name": "name",
         "family": "family",
         "parameters": "n_parameters",
         "active": "n_active_parameters",
@@ -53,6 +53,7 @@ def _detail(source: ModelSource) -> dict[str, Any]:
     facts = plain(source.facts) if source.facts is not None else {}
     return {
         "model": source.name,
+        "name": source.name,
         "kind": source.kind,
         "family": source.family,
         "n_parameters": source.n_parameters,

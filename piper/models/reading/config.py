@@ -16,7 +16,7 @@ from piper.models.reading.towers import TOWERS, tower_notices
 from piper.models.shape import DecoderShape
 from piper.models.source import load
 
-OWN_MODULE = "any other model can be planned as package.module:function, an annotated module (docs/models.md)"
+OWN_MODULE = "any nn.Module can be planned as package.module:function (docs/capture.md)"
 TEXTS = ("text_config", "llm_config", "language_config")
 """Keys under which a model of several parts states its text decoder."""
 
