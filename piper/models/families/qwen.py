@@ -9,7 +9,7 @@ Source of keys and defaults: transformers `Qwen2Config`, `Qwen3Config`, `Qwen2Mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ class Kind:
         router: of its experts; None: dense.
         expert_width, shared_width: defaults of experts' widths; shared_width 0: none is shared.
         eps, theta: defaults of norm and rotary embedding.
+        slides: which layers have a window where it is used, by number and `max_window_layers`.
     """
 
     sizes: Sizes
@@ -49,6 +50,7 @@ class Kind:
     shared_width: int = 0
     eps: float = 1e-6
     theta: float = 10000.0
+    slides: Callable[[int, int], bool] = lambda number, first: number >= first
 
 
 QWEN2 = Kind(sizes=Sizes(context=32768, kv_heads=32), qkv_bias=True)
@@ -56,10 +58,12 @@ QWEN3 = Kind(sizes=Sizes(context=32768, kv_heads=32, head_dim=128), norms=True)
 QWEN2_MOE = Kind(
     sizes=Sizes(context=32768, kv_heads=16), qkv_bias=True,
     router=Router(experts=60, top_k=4, normalised=False), expert_width=1408, shared_width=5632,
+    slides=lambda number, first: number % 2 == 0 and number < first,
 )  # fmt: skip
 QWEN3_MOE = Kind(
     sizes=Sizes(context=32768, kv_heads=4), norms=True,
     router=Router(experts=128, top_k=8, normalised=False), expert_width=768,
+    slides=lambda number, first: True,
 )  # fmt: skip
 QWEN2_VL_TEXT = Kind(
     sizes=Sizes(context=32768, kv_heads=8, hidden=8192, layers=80, heads=64, vocabulary=152064),
@@ -97,7 +101,7 @@ def _read(config: Mapping[str, Any], *, kind: Kind, family: str, where: str) -> 
     trunk = read_trunk(read, kind.sizes)
     norm = Norm(eps=read.number("rms_norm_eps", default=kind.eps))
     attention = _attention(read, trunk, kind=kind, norm=norm)
-    windows = _windows(read, trunk.layers)
+    windows = _windows(read, trunk.layers, kind=kind)
     parts = _feed_forwards(read, trunk.layers, kind=kind)
 
     def layer(number: int) -> Layer:
@@ -120,12 +124,12 @@ def _attention(read: Fields, trunk: Trunk, *, kind: Kind, norm: Norm) -> Attenti
     )  # fmt: skip
 
 
-def _windows(read: Fields, layers: int) -> tuple[int | None, ...]:
+def _windows(read: Fields, layers: int, *, kind: Kind) -> tuple[int | None, ...]:
     first = read.count_or_zero("max_window_layers", default=28)
     uses = read.flag("use_sliding_window", default=False)
     window = read.count_or_none("sliding_window", default=4096) if uses else None
     read.has("sliding_window")
-    return read_windows(read, layers, window=window, slides=lambda number: number >= first)
+    return read_windows(read, layers, window=window, slides=lambda number: kind.slides(number, first))
 
 
 def _feed_forwards(read: Fields, layers: int, *, kind: Kind) -> tuple[FeedForward | SparseMoE, ...]:

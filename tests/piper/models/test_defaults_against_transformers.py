@@ -73,3 +73,27 @@ def test_a_config_of_sizes_alone_takes_the_defaults_of_its_class(model_type: str
     std = getattr(known, "initializer_range", getattr(known, "init_std", None))
     assert std is None or math.isclose(shape.init_std, std)
     assert shape.head.tied == known.tie_word_embeddings
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_windows_and_rotary_bases_are_those_of_its_class(model_type: str) -> None:
+    other = OTHER_NAMES.get(ARCHITECTURES[model_type], SIZES)
+    config = OTHER_NAMES.get(model_type, other)
+    shape = read_shape({"model_type": model_type} | config, where="t")
+    known = transformers.AutoConfig.for_model(model_type, **config)
+    attentions = [layer.attention for layer in shape.layers]
+    kinds = getattr(known, "layer_types", None)
+    if kinds is not None and "chunked_attention" not in kinds:
+        slides = [getattr(attention, "window", None) is not None for attention in attentions]
+        assert slides == [kind == "sliding_attention" for kind in kinds]
+    stated = getattr(known, "rope_parameters", None)
+    if not stated or not any(attention.rotary for attention in attentions):
+        return
+    for kind, attention in zip(kinds or [None] * len(attentions), attentions, strict=True):
+        if attention.rotary is None:
+            continue
+        rope = stated.get(kind, stated)
+        assert attention.rotary.theta == rope["rope_theta"]
+        scaling = attention.rotary.scaling
+        assert rope["rope_type"] == ("default" if scaling is None else scaling.kind)
+        assert scaling is None or scaling.factor == rope["factor"]

@@ -38,3 +38,22 @@ def test_a_family_is_named_after_its_line_in_the_table(family):
     from tests.tiny_configs import TINY
 
     assert read(TINY[family], family=family).family == family
+
+
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [
+        ("qwen2", [None, None, 8, 8]),
+        ("qwen3", [None, None, 8, 8]),
+        ("qwen2_moe", [8, None, None, None]),
+        ("qwen3_moe", [8, 8, 8, 8]),
+    ],
+)
+def test_qwen_slides_where_its_classes_do(family, windows):
+    from tests.tiny_configs import TINY
+
+    asked = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2, "num_hidden_layers": 4}
+    found = read(TINY[family] | asked, family=family)
+    assert [layer.attention.window for layer in found.layers] == windows
+    without = read(TINY[family] | asked | {"use_sliding_window": False}, family=family)
+    assert {layer.attention.window for layer in without.layers} == {None}
