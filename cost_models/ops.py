@@ -22,6 +22,8 @@ DTYPE_BYTES = {
     "fp8": 1,
     "int64": 8,
     "int32": 4,
+    "uint64": 8,
+    "uint8": 1,
     "bool": 1,
 }
 

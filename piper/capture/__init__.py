@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cost_models.errors import require_positive_int
+from piper.capture.choice import KernelChoice
 from piper.capture.domain import Domain
 from piper.capture.known import Found, Known
 from piper.errors import CacheNotice, ModelError
@@ -20,6 +21,10 @@ from simulator.plan import ModelFacts
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+DEFAULT_KERNELS = KernelChoice()
+"""Kernels of torch on CUDA."""
 
 
 class Source(Protocol):
@@ -46,6 +51,7 @@ def capture(
     micro_batch: int,
     seq_len: int,
     dtype: str,
+    kernels: KernelChoice = DEFAULT_KERNELS,
     cache_dir: str | os.PathLike[str] | None = None,
     dedupe: bool = True,
 ) -> CapturedModel:
@@ -56,6 +62,7 @@ def capture(
         micro_batch: sequences per microbatch.
         seq_len: tokens per sequence.
         dtype: "fp32", "bf16" or "fp16".
+        kernels: for which device and kernels.
         cache_dir: folder of the cache; default $PIPER_CACHE_DIR or ~/.cache/piper.
         dedupe: run repeated blocks once; the result is the same.
     Raises: ModelError for sizes, dtypes and modules that cannot be captured.
@@ -70,31 +77,41 @@ def capture(
     sizes: dict[str, Any] = {"micro_batch": micro_batch, "seq_len": seq_len, "dtype": dtype}
     fingerprint = getattr(source, "fingerprint", lambda: None)()
     if fingerprint is None:
-        return _captured(source, name=name, sizes=sizes, dedupe=dedupe)
+        return _captured(source, name=name, sizes=sizes, kernels=kernels, dedupe=dedupe)
     facts = getattr(source, "facts", None)
-    known, point = Known.of(source, cache_dir=cache_dir, options=(fingerprint, dtype)), (micro_batch, seq_len)
+    options = (fingerprint, dtype, kernels.key)
+    known, point = Known.of(source, cache_dir=cache_dir, options=options), (micro_batch, seq_len)
     model = known.model_at(point)
     if model is None and dedupe:
-        model, found = _sampled(source, point, name=name, dtype=dtype, domain=known.domain_to_try(point))
+        domain = known.domain_to_try(point)
+        model, found = _sampled(source, point, name=name, dtype=dtype, kernels=kernels, domain=domain)
         known.keep(model, found)
     elif model is None:
-        model = _captured(source, name=name, sizes=sizes, dedupe=False)
+        model = _captured(source, name=name, sizes=sizes, kernels=kernels, dedupe=False)
         known.keep(model, [])
     return model if facts is None else replace(model, facts=facts)
 
 
-def _captured(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
+def _captured(
+    source: Any, *, name: str, sizes: dict[str, Any], kernels: KernelChoice, dedupe: bool
+) -> CapturedModel:
     from piper.capture.fresh import capture_fresh
 
-    return capture_fresh(source, name=name, sizes=sizes, dedupe=dedupe)
+    return capture_fresh(source, name=name, sizes=sizes, kernels=kernels, dedupe=dedupe)
 
 
 def _sampled(
-    source: Any, point: tuple[int, int], *, name: str, dtype: str, domain: Domain | None
+    source: Any,
+    point: tuple[int, int],
+    *,
+    name: str,
+    dtype: str,
+    kernels: KernelChoice,
+    domain: Domain | None,
 ) -> tuple[CapturedModel, list[Found]]:
     from piper.capture.sampling import sample
 
-    return sample(source, point, name=name, dtype=dtype, domain=domain)
+    return sample(source, point, name=name, dtype=dtype, kernels=kernels, domain=domain)
 
 
-__all__ = ["CacheNotice", "CapturedModel", "Source", "capture"]
+__all__ = ["CacheNotice", "CapturedModel", "KernelChoice", "Source", "capture"]

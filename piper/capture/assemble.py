@@ -8,8 +8,8 @@ and the dimension of every kernel that is proportional to the tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -27,6 +27,7 @@ from piper.capture.records import (
     Value,
     kept_inputs,
     kept_outputs,
+    rest_of_inputs,
     saved_inside,
 )
 from piper.capture.regions import Regions, region_of
@@ -34,7 +35,7 @@ from piper.capture.run import Run
 from piper.capture.split import SplitBackward, output_gradients_read, split_backward
 from piper.capture.tokens import mark_token_dims
 from piper.errors import ModelError
-from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
+from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
 
@@ -77,7 +78,7 @@ def assemble(
     outputs = [run.outputs() for run in runs]
     _require_same_segments(trained, runs[1:], where=where)
     mark_token_dims(runs, sizes=(micro_batch, other))
-    costs = Costs()
+    costs = Costs(where=where)
     names = segment_names(trained.recorder.segments)
     number = {value: i for values in outputs[0] for i, value in enumerate(values)}
     segments = tuple(
@@ -122,11 +123,15 @@ def assemble(
 class Costs:
     """Costs of segments; equal replays share one object.
 
+    Args:
+        where: the model, for messages.
+
     Attributes:
         details: of every cost, by its `id`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, where: str) -> None:
+        self._where = where
         self.details: dict[int, PassDetail] = {}
         self._of_record: dict[Hashable, dict[str, Any]] = {}
         self._known: dict[tuple[object, ...], PassCost] = {}
@@ -163,6 +168,8 @@ class Costs:
         split = self._split(original)
         kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
         saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
+        rest = rest_of_inputs(original)
+        rest_late = sum(nbytes for storage, nbytes in rest.items() if storage in late)
         return {
             "backward": self._cost(original.backward, kept=kept, alive_before=saved, extra=extra, cut=cut),
             "backward_inputs": self._cost(
@@ -171,9 +178,10 @@ class Costs:
             "backward_weights": self._cost(
                 split.weights, kept=(), alive_before=saved_late | split.made, extra=(), cut=cut
             ),
-            "saved_bytes": sum(saved.values()),
-            "saved_for_weights_bytes": sum(saved_late.values()),
+            "saved_bytes": sum(saved.values()) + sum(rest.values()),
+            "saved_for_weights_bytes": sum(saved_late.values()) + rest_late,
             "saved_by_kind": _saved_by_kind(original, saved, saved_late),
+            "saved_tensors": saved_tensors(original, own, late, where=self._where),
             "gradients_for_weights_bytes": sum(split.made.values()),
             "inputs_saved": kept_inputs(original, original.saved),
             "outputs_saved": kept_outputs(own, original.saved),
@@ -221,6 +229,39 @@ class Costs:
             )
             self.details[id(cost)] = PassDetail(operations=operations, moments=moments)
         return self._known[key]
+
+
+def saved_tensors(
+    record: SegmentRecord, outputs: Sequence[Value], late: Container[int], *, where: str
+) -> tuple[SavedTensor, ...]:
+    """Return what a segment keeps for backward, in the order of F.
+
+    Args:
+        record: of the segment.
+        outputs: its outputs, as the record knows them.
+        late: storages that BW reads.
+        where: the model, for messages.
+    """
+    borders = {value.storage: "output" for value in outputs if value.covers}
+    borders |= {value.storage: "input" for value in record.inputs}
+    rest = rest_of_inputs(record)
+    maker = {n: step.name for step in record.forward.steps if step.operation for n in step.writes}
+    found: list[SavedTensor] = []
+    for storage, nbytes in record.saved.items():
+        keeper, around = record.keepers[storage], rest.get(storage, 0)
+        tensor = SavedTensor(
+            saved_by=keeper.steps[0].name,
+            made_by=maker.get(storage, ""),
+            shape=keeper.shape,
+            dtype=name_of(keeper.dtype, where=where),
+            bytes=nbytes - around,
+            border=borders.get(storage, ""),
+            for_weights=storage in late,
+        )
+        found.append(tensor)
+        if around:
+            found.append(replace(tensor, shape=(around // keeper.dtype.itemsize,), bytes=around, border=""))
+    return tuple(found)
 
 
 def _saved_by_kind(

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from cost_models.ops import Operation, OpKind, merge_equal
-from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
+from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
-FORMAT = 5
+FORMAT = 6
 
 PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 """Passes of a segment; a body starts with their numbers."""
@@ -77,6 +77,7 @@ def to_json(model: CapturedModel, *, details: Details = _plain) -> dict[str, Any
             *(getattr(segment, name) for name in _SIZES),
             *(list(getattr(segment, name)) for name in _FLAGS),
             [list(row) for row in segment.saved_by_kind],
+            [_saved_row(tensor) for tensor in segment.saved_tensors],
             [[list(spec.shape), spec.dtype, spec.batch_dim, spec.requires_grad] for spec in segment.outputs],
         ]
         segments.append(
@@ -169,7 +170,7 @@ def _operation(row: Sequence[Any]) -> Operation:
 
 
 def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
-    *values, by_kind, outputs = row
+    *values, by_kind, kept, outputs = row
     names = (*PASSES, *_SIZES, *_FLAGS)
     found = dict(zip(names, values, strict=True))
     return {
@@ -177,8 +178,29 @@ def _body(row: Sequence[Any], passes: Sequence[PassCost]) -> dict[str, Any]:
         **{name: found[name] for name in _SIZES},
         **{name: tuple(found[name]) for name in _FLAGS},
         "saved_by_kind": tuple((kind, size, late) for kind, size, late in by_kind),
+        "saved_tensors": tuple(_saved_tensor(row) for row in kept),
         "outputs": tuple(
             TensorSpec(shape=tuple(shape), dtype=dtype, batch_dim=batch_dim, requires_grad=requires_grad)
             for shape, dtype, batch_dim, requires_grad in outputs
         ),
     }
+
+
+def _saved_row(tensor: SavedTensor) -> list[Any]:
+    return [
+        tensor.saved_by,
+        tensor.made_by,
+        list(tensor.shape),
+        tensor.dtype,
+        tensor.bytes,
+        tensor.border,
+        tensor.for_weights,
+    ]
+
+
+def _saved_tensor(row: Sequence[Any]) -> SavedTensor:
+    saved_by, made_by, shape, dtype, size, border, for_weights = row
+    return SavedTensor(
+        saved_by=saved_by, made_by=made_by, shape=tuple(shape), dtype=dtype, bytes=size,
+        border=border, for_weights=for_weights,
+    )  # fmt: skip

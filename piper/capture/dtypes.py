@@ -14,6 +14,8 @@ NAMES: dict[torch.dtype, str] = {
     torch.float16: "fp16",
     torch.int64: "int64",
     torch.int32: "int32",
+    torch.uint64: "uint64",
+    torch.uint8: "uint8",
     torch.bool: "bool",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from piper.capture.assemble import Assembly, assemble
+from piper.capture.choice import KernelChoice
 from piper.capture.default_units import tag_repeated_blocks
 from piper.capture.dtypes import compute_dtype
 from piper.capture.records import ReplayMismatchError
@@ -17,9 +18,11 @@ from piper.graph.captured import CapturedModel
 from simulator.plan import ModelFacts
 
 
-def capture_fresh(source: Any, *, name: str, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
+def capture_fresh(
+    source: Any, *, name: str, sizes: dict[str, Any], kernels: KernelChoice, dedupe: bool
+) -> CapturedModel:
     """Return the captured model; see `piper.capture.capture`."""
-    subject = Subject(source, name=name, seq_len=sizes["seq_len"], dtype=sizes["dtype"])
+    subject = Subject(source, name=name, seq_len=sizes["seq_len"], dtype=sizes["dtype"], kernels=kernels)
     try:
         return _captured(subject, sizes=sizes, dedupe=dedupe)
     except UnannotatedError:
@@ -48,11 +51,12 @@ class Subject:
         name: for messages.
         seq_len: longest sequence that it must take.
         dtype: "fp32", "bf16" or "fp16".
+        kernels: for which kernels it is captured.
     """
 
-    def __init__(self, source: Any, *, name: str, seq_len: int, dtype: str) -> None:
+    def __init__(self, source: Any, *, name: str, seq_len: int, dtype: str, kernels: KernelChoice) -> None:
         torch_dtype = compute_dtype(dtype, where=name)
-        self.name, self.dtype = name, dtype
+        self.name, self.dtype, self.kernels = name, dtype, kernels
         self.facts: ModelFacts | None = None
         if isinstance(source, nn.Module):
             self.module = to_meta(source, dtype=torch_dtype)
@@ -127,5 +131,6 @@ class Captures:
                 seq_len=seq_len,
                 grad=grad,
                 blocks=self._blocks,
+                kernels=self._subject.kernels,
             )
         return self._runs[key]

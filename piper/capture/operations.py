@@ -86,7 +86,7 @@ def _compute_dtype(call: Call) -> torch.dtype:
 
 def _matmul(call: Call) -> Cost:
     a, b = [value for value in call.args if isinstance(value, Tensor)][-2:]
-    batch = a.shape[0] if a.dim() == 3 else 1  # noqa: PLR2004
+    batch = math.prod(a.shape[:-2])
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     return Cost(OpKind.MATMUL, (batch, m, n, k), 2 * batch * m * n * k)
 
@@ -116,7 +116,8 @@ def _attention(call: Call) -> Cost:
 
 def _attention_backward(call: Call) -> Cost:
     """Count five matmuls: scores again, then gradients of values, scores, queries, keys."""
-    causal = bool(call.args[11]) if len(call.args) > 11 else False  # noqa: PLR2004
+    at = 7 if "for_cpu" in call.op else 11
+    causal = bool(call.args[at]) if len(call.args) > at else False
     return _scores(call.args[1:4], call, matmuls=5, causal=causal)
 
 
@@ -158,6 +159,11 @@ def _nll_loss_backward(call: Call) -> Cost:
     x, target = call.args[1:3]
     moved = target.numel() * (target.element_size() + x.element_size()) + x.numel() * x.element_size()
     return Cost(OpKind.CROSS_ENTROPY, (target.numel(), x.shape[-1]), target.numel(), moved)
+
+
+def _fused_cross_entropy(call: Call) -> Cost:
+    x, target = call.args[:2]
+    return Cost(OpKind.CROSS_ENTROPY, (target.numel(), x.shape[-1]), _PER_ELEMENT[call.op] * x.numel())
 
 
 def _embedding(call: Call) -> Cost:
@@ -229,6 +235,10 @@ _PER_ELEMENT = {
     "native_group_norm": 7,
     "native_group_norm_backward": 12,
     "_softmax": 5,  # max, subtract, exp, sum, divide
+    "_safe_softmax": 5,
+    "masked_softmax": 6,  # times the scale first
+    "masked_softmax_backward_data": 5,
+    "cross_entropy": 8,  # log-softmax, then its gradient: exp, divide, subtract
     "_log_softmax": 5,
     "_softmax_backward_data": 4,  # product, sum, subtract, product
     "_log_softmax_backward_data": 4,
@@ -245,7 +255,9 @@ COSTS: dict[str, Callable[[Call], Cost]] = {
     "_grouped_mm": _grouped_matmul,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,
     "_fused_rms_norm": _norm,
     "_fused_rms_norm_backward": _norm,
@@ -254,6 +266,10 @@ COSTS: dict[str, Callable[[Call], Cost]] = {
     "native_group_norm": _norm,
     "native_group_norm_backward": _norm,
     "_softmax": _softmax,
+    "_safe_softmax": _softmax,
+    "masked_softmax": _softmax,
+    "masked_softmax_backward_data": _softmax,
+    "cross_entropy": _fused_cross_entropy,
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax,
     "_log_softmax_backward_data": _softmax,

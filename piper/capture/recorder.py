@@ -1,5 +1,10 @@
 """`Recorder`: watches a module run on meta tensors and notes what each segment computes and keeps.
 
+[Note: keepers]
+Autograd keeps operands before an operator runs and results after it; both come after the node of the
+operator was made. So a tensor that is kept while the next node's number is still what it was when the last
+operator ran is a result of that operator, any other one is an operand of the next.
+
 [Note: tags of backward operations]
 Autograd numbers its nodes in the order of the forward pass. Where a scope opens or closes we note the next
 number; a node that runs in backward belongs to the segment that was running when the node was made.
@@ -21,9 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.ops import Operation
 from piper.annotation import Stack, Trace, tracing
+from piper.capture.choice import KernelChoice
 from piper.capture.constants import READS, KnownValues
 from piper.capture.operations import ALLOCATIONS, MATH_ATTENTION, MATMULS, Call, operation_of
 from piper.capture.records import (
+    Keeper,
     PassRecord,
     Record,
     ReplayMismatchError,
@@ -60,6 +67,7 @@ class Recorder(TorchDispatchMode):
         parameters: storage address -> fully qualified name, of tensors that must not be counted.
         buffers: storage addresses of buffers.
         inputs: tokens and labels.
+        kernels: for which kernels.
 
     Attributes:
         segments: in execution order.
@@ -84,9 +92,11 @@ class Recorder(TorchDispatchMode):
         parameters: dict[int, str],
         buffers: frozenset[int],
         inputs: Sequence[Tensor] = (),
+        kernels: KernelChoice,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.where = where
+        self.kernels = kernels
         self.parameters = parameters
         self.buffers = buffers
         self.segments: list[Record] = []
@@ -113,6 +123,8 @@ class Recorder(TorchDispatchMode):
         self._grad_maker: dict[int, int] = {}
         self._sums: dict[int, Step] = {}
         self._first_of_backward = 0
+        self._unclaimed: list[Keeper] = []
+        self._last: tuple[int, Step | None] = (-1, None)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -154,10 +166,29 @@ class Recorder(TorchDispatchMode):
         self.mark()
         self._mark_segments[-1] = segment
 
-    def kernel(self, name: str, *, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        """Note a kernel that torch has on the GPU only; `name` like "aten._fused_rms_norm.default"."""
+    def kernel(
+        self, name: str, *, reads: Sequence[Tensor], writes: Sequence[Tensor], args: Sequence[Any] = ()
+    ) -> None:
+        """Note a kernel that torch has on the GPU only, or not at all.
+
+        Args:
+            name: like "aten._fused_rms_norm.default".
+            reads, writes: its tensors.
+            args: what its cost rule reads; default: `reads`.
+        """
         if not self.paused:
-            self._note(_Event(name=name, op=name.split(".")[1], args=reads, reads=reads, writes=writes))
+            op = name.split(".")[1]
+            self._note(_Event(name=name, op=op, args=args or reads, reads=reads, writes=writes))
+
+    def erase(self, tensor: Tensor) -> None:
+        """Forget the operator of the forward that made `tensor`: another kernel does its work too."""
+        number = self.book.storage_of(tensor).number
+        records = [record for record in self.segments if isinstance(record, SegmentRecord)]
+        for record in reversed(records):
+            for step in reversed(record.forward.steps):
+                if number in step.writes and step.operation is not None:
+                    _forget(record, step)
+                    return
 
     def consume(self, tensor: Tensor, record: Record) -> None:
         """Note that a segment uses a tensor."""
@@ -189,6 +220,11 @@ class Recorder(TorchDispatchMode):
         """Return how many segments use each parameter."""
         return Counter(name for record in self.segments for name in record.parameters)
 
+    @property
+    def takes_unfused_attention(self) -> bool:
+        """Return whether attention may fall apart into its operators."""
+        return self.kernels.attention == "math" or self.kernels.device == "cpu"
+
     def drop_sums(self, grad: Tensor) -> None:
         """Forget the additions that summed a parameter's gradient over segments: accumulation does that."""
         pending = [self.book.storage_of(grad).number]
@@ -212,7 +248,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._opname == READS and (number := self._values.read(args[0])) is not None:
             return number
-        result = result_of(func, args, kwargs)
+        result = result_of(func, args, kwargs, device=self.kernels.device)
         if result is None:
             result = func(*args, **kwargs)
         if not self.paused:
@@ -221,7 +257,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _event(self, func: Any, *, args: Sequence[Any], result: Any) -> _Event:
-        if func._opname == MATH_ATTENTION:
+        if func._opname == MATH_ATTENTION and not self.takes_unfused_attention:
             raise ModelError(
                 where=self.where, field="attention", value=str(func), rule="takes the unfused (math) path",
                 fix="call F.scaled_dot_product_attention directly, on query, key and value",
@@ -309,7 +345,10 @@ class Recorder(TorchDispatchMode):
 
     def _add_step(self, event: _Event, segment: int) -> None:
         record = self.segments[segment]
-        step = Step(operation=None, reads=self._numbers(event.reads), writes=self._numbers(event.writes))
+        reads, writes = self._numbers(event.reads), self._numbers(event.writes)
+        step = Step(name=event.name, operation=None, reads=reads, writes=writes)
+        if not self.backward:
+            self._claim(step)
         if not event.free:
             step.operation = self._cut(self._operation(event), event, step=step, record=record)
         if isinstance(record, ReplayRecord):
@@ -319,6 +358,13 @@ class Recorder(TorchDispatchMode):
         (record.backward if self.backward else record.forward).steps.append(step)
         if self.backward and event.op == "add":
             self._sums[step.writes[0]] = step
+
+    def _claim(self, step: Step) -> None:
+        """Let the tensors that were kept just before an operator ran be kept by it [Note: keepers]."""
+        for keeper in self._unclaimed:
+            keeper.steps.append(step)
+        self._unclaimed.clear()
+        self._last = torch._C._autograd._get_sequence_nr(), step
 
     def _operation(self, event: _Event) -> Operation:
         return operation_of(
@@ -444,8 +490,19 @@ class Recorder(TorchDispatchMode):
                 record, storage = self.segments[segment], self.book.storage_of(tensor)
                 if isinstance(record, SegmentRecord):
                     record.saved[storage.number] = storage.nbytes
+                    self._keep(record, tensor)
         with self.pause():
             return tensor.detach()
+
+    def _keep(self, record: SegmentRecord, tensor: Tensor) -> None:
+        keeper = record.keepers.setdefault(
+            self.book.storage_of(tensor).number, Keeper(shape=tuple(tensor.shape), dtype=tensor.dtype)
+        )
+        at, step = self._last
+        if step is not None and at == torch._C._autograd._get_sequence_nr():
+            keeper.steps.append(step)
+        else:
+            self._unclaimed.append(keeper)
 
     @contextmanager
     def _scope(self, stack: Stack) -> Iterator[None]:
@@ -494,6 +551,17 @@ def _rewritten(event: _Event, buffers: frozenset[int]) -> set[int]:
 
 _TRAINING = 5
 """Position of `training` among the arguments of a batch norm."""
+
+
+def _forget(record: SegmentRecord, step: Step) -> None:
+    record.forward.steps.remove(step)
+    for number in step.writes:
+        record.forward.forget(number)
+    for number, keeper in list(record.keepers.items()):
+        if step in keeper.steps:
+            keeper.steps.remove(step)
+            if not keeper.steps:
+                del record.keepers[number], record.saved[number]
 
 
 def _averages(event: _Event) -> bool:

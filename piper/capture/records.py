@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -44,9 +45,19 @@ class Value:
 class Step:
     """One operator as it ran, with the storages that it reads and writes; None: it launches no kernel."""
 
+    name: str
     operation: Operation | None
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Keeper:
+    """Why a storage is kept for backward: the tensor as it was first kept, and the operators that need it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +138,7 @@ class SegmentRecord:
         parameters: names in order of first use.
         inputs: values from other segments, in order of first use.
         saved: storages kept for backward, with bytes.
+        keepers: for each of them, why.
         grads_out: storages of gradients that earlier segments take.
         grads_in: storages of gradients that later segments made, with the shape in which they came.
     """
@@ -138,6 +150,7 @@ class SegmentRecord:
     parameters: dict[str, None] = field(default_factory=dict)
     inputs: dict[Value, None] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
+    keepers: dict[int, Keeper] = field(default_factory=dict)
     grads_out: dict[int, None] = field(default_factory=dict)
     grads_in: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -188,3 +201,17 @@ def saved_inside(record: SegmentRecord, outputs: Iterable[Value]) -> dict[int, i
     boundary = {value.storage for value in record.inputs}
     boundary |= {value.storage for value in outputs if value.covers}
     return {storage: nbytes for storage, nbytes in record.saved.items() if storage not in boundary}
+
+
+def rest_of_inputs(record: SegmentRecord) -> dict[int, int]:
+    """Return the bytes that a segment keeps of its inputs' buffers beside the inputs themselves.
+
+    An input may be a part of a buffer (values out of one product for queries, keys and values): whoever keeps
+    it keeps all of the buffer.
+    """
+    parts: dict[int, int] = {}
+    for value in record.inputs:
+        if value.storage in record.saved:
+            size = prod(value.shape) * value.dtype.itemsize
+            parts[value.storage] = parts.get(value.storage, 0) + size
+    return {n: record.saved[n] - size for n, size in parts.items() if record.saved[n] > size}

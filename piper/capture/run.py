@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cost_models.errors import PiperError
 from piper.capture.backward import backward_of
 from piper.capture.calling import loss_of
-from piper.capture.kernels import GpuKernels
+from piper.capture.choice import KernelChoice
+from piper.capture.kernels import Kernels
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayMismatchError, ReplayRecord, Value
 from piper.capture.replay import replaying
@@ -68,6 +69,7 @@ def record(
     seq_len: int,
     grad: bool,
     blocks: Sequence[tuple[nn.Module, int]],
+    kernels: KernelChoice,
 ) -> Run:
     """Run the module on meta tensors [micro_batch, seq_len] and record it; raises ModelError.
 
@@ -76,6 +78,7 @@ def record(
         where: its name, for messages.
         grad: also run the backward.
         blocks: repeated blocks, to be run once (see `piper.capture.replay`).
+        kernels: for which kernels.
     """
     inputs = [torch.empty((micro_batch, seq_len), dtype=torch.int64, device="meta") for _ in range(2)]
     buffers = list(module.named_buffers())
@@ -87,6 +90,7 @@ def record(
         },
         buffers=frozenset(address_of(buffer) for _, buffer in buffers),
         inputs=inputs,
+        kernels=kernels,
     )
     with (
         undisturbed(module, where=where),
@@ -94,7 +98,7 @@ def record(
         replaying(blocks, recorder),
         torch.set_grad_enabled(grad),
         recorder.recording(),
-        GpuKernels(recorder),
+        Kernels(recorder),
     ):
         loss = _of_user(lambda: loss_of(module, *inputs), where=where, what="forward")
         if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from piper.capture.assemble import Assembly
+from piper.capture.choice import KernelChoice
 from piper.capture.codec import to_json
 from piper.capture.domain import Domain, one_length
 from piper.capture.family import joined
@@ -30,7 +31,7 @@ MAX_OPERATORS = 2000
 
 
 def sample(
-    source: Any, point: Point, *, name: str, dtype: str, domain: Domain | None
+    source: Any, point: Point, *, name: str, dtype: str, kernels: KernelChoice, domain: Domain | None
 ) -> tuple[CapturedModel, list[Found]]:
     """Capture a model at one size, and look for families that hold it.
 
@@ -39,11 +40,12 @@ def sample(
         point: the size that is asked for.
         name: for messages.
         dtype: "fp32", "bf16" or "fp16".
+        kernels: for which kernels.
         domain: the largest to try, around the size; None: capture only what is asked for.
     Returns: the capture, and what was found, the largest domain first.
     Raises: ModelError for what cannot be captured at the size itself.
     """
-    subject = Subject(source, name=name, seq_len=point[1], dtype=dtype)
+    subject = Subject(source, name=name, seq_len=point[1], dtype=dtype, kernels=kernels)
     try:
         return _sampled(Samples(source, subject, dedupe=True), point, domain)
     except ReplayMismatchError:
@@ -86,7 +88,9 @@ class Samples:
     def same_module(self, seq_len: int) -> bool:
         """Return whether the module for another length has the same parameters and buffers."""
         subject = self._subject
-        other = Subject(self._source, name=subject.name, seq_len=seq_len, dtype=subject.dtype)
+        other = Subject(
+            self._source, name=subject.name, seq_len=seq_len, dtype=subject.dtype, kernels=subject.kernels
+        )
         return other.layout == subject.layout
 
 

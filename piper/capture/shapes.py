@@ -29,9 +29,16 @@ OF_WHOLE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "neg", "bitwise_and",
 """Operators that leave whole numbers (and truths, as far as they take them) in their dtype."""
 
 
-def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what `func` returns on meta tensors, or None when no rule covers the call."""
+def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, device: str = "cuda") -> Any:
+    """Return what `func` returns on meta tensors, or None when no rule covers the call.
+
+    Args:
+        func, args, kwargs: the call.
+        device: "cpu" or "cuda": of whose kernels the results have the dtypes.
+    """
     rule = RULES.get(func._opname)
+    if device == "cpu":
+        rule = CPU_RULES.get(func._opname, rule)
     if rule is not None:
         return rule(*args, **kwargs)
     tensors = [value for value in args if isinstance(value, Tensor)]
@@ -311,6 +318,19 @@ def _flash_backward(  # noqa: PLR0917
 ) -> tuple[Any, ...]:
     return like(query), like(key), like(value)
 
+
+def _layer_norm_on_cpu(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and 1/deviation have the dtype of the weights, not fp32 as on CUDA."""
+    dims = len(normalized_shape)
+    rows = x.shape[: x.dim() - dims] + (1,) * dims
+    dtype = x.dtype if weight is None else weight.dtype
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+CPU_RULES: dict[str, Rule] = {"native_layer_norm": _layer_norm_on_cpu}
+"""Where kernels of the CPU return other dtypes."""
 
 RULES: dict[str, Rule] = {
     "mm": _mm,

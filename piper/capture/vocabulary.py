@@ -42,7 +42,7 @@ def _indexings(op: str, args: Sequence[Any]) -> list[Indexing]:
     match op:
         case "embedding":
             return [(args[1], args[0].shape[0])]
-        case "nll_loss_forward":
+        case "nll_loss_forward" | "cross_entropy":
             return [(args[1], args[0].shape[-1])]
         case "index_select" | "gather":
             return [(args[2], args[0].shape[args[1]])]

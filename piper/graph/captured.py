@@ -48,6 +48,28 @@ NOTHING = PassCost(operations=(), workspace_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A buffer that autograd keeps from F to B.
+
+    Args:
+        saved_by: the operator that needs it first in backward, "aten.mm.default".
+        made_by: the operator that filled it last; "" for one that came from another segment.
+        shape, dtype: as that operator kept it.
+        bytes: of the whole buffer.
+        border: "input" or "output" where it is a boundary tensor, "" inside the segment.
+        for_weights: whether BW reads it ([Note: what a split backward keeps]).
+    """
+
+    saved_by: str
+    made_by: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    border: str = ""
+    for_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedSegment:
     """A run of operators with one tag stack.
 
@@ -69,6 +91,8 @@ class CapturedSegment:
         gradients_for_weights_bytes: what BI makes and BW reads.
         saved_by_kind: (kind of operation, bytes of `saved_bytes` that such operations made in F, of these
             what BW reads), by kind.
+        saved_tensors: every buffer kept from F to B, parameters apart, in the order in which F keeps them;
+            those inside (no border) sum to `saved_bytes`.
         inputs_saved_for_weights, outputs_saved_for_weights: as above, but only what BW reads.
         output_gradients_for_weights: for each output, whether BW reads its gradient.
         tensor_layout: for each parameter used inside a TP or EP region, the dimension that is cut (for
@@ -92,6 +116,7 @@ class CapturedSegment:
     saved_for_weights_bytes: int = 0
     gradients_for_weights_bytes: int = 0
     saved_by_kind: tuple[tuple[str, int, int], ...] = ()
+    saved_tensors: tuple[SavedTensor, ...] = ()
     inputs_saved_for_weights: tuple[bool, ...] = ()
     outputs_saved_for_weights: tuple[bool, ...] = ()
     output_gradients_for_weights: tuple[bool, ...] = ()

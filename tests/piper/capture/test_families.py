@@ -10,7 +10,7 @@ from torch import nn
 
 import piper.capture
 from piper.annotation import annotate
-from piper.capture import capture
+from piper.capture import KernelChoice, capture
 from piper.capture.domain import Domain, domains_of, one_length
 from piper.capture.fresh import capture_fresh
 from piper.capture.sampling import LARGEST, MAX_OPERATORS, sample
@@ -114,13 +114,15 @@ class Padded(Plain):
 
 def found_for(source, *, micro_batch=2, seq_len=HERE):
     domain = domains_of(seq_len, context_length=CONTEXT, breaks=source.length_breaks)[0]
-    _, found = sample(source, (micro_batch, seq_len), name="own", dtype="fp32", domain=domain)
+    _, found = sample(
+        source, (micro_batch, seq_len), name="own", dtype="fp32", kernels=KernelChoice(), domain=domain
+    )
     return [(one.domain, [(f.smallest, f.largest) for f in one.families]) for one in found]
 
 
 def fresh(source, point, dtype="fp32"):
     sizes = {"micro_batch": point[0], "seq_len": point[1], "dtype": dtype}
-    return capture_fresh(source, name=source.name, sizes=sizes, dedupe=True)
+    return capture_fresh(source, name=source.name, sizes=sizes, kernels=KernelChoice(), dedupe=True)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from piper.capture import capture
+from piper.capture.choice import KernelChoice
 from piper.capture.fresh import capture_fresh
 from piper.capture.repeats import repeated_blocks
 from piper.graph import PassCost
@@ -81,7 +82,10 @@ def test_replayed_and_full_captures_of_llama_are_equal(changes, dtype):
         {**source.config, "num_hidden_layers": 4, **changes}, name="t", kind="config", where="t"
     )
     sizes = SIZES | {"dtype": dtype}
-    replayed, full = (capture_fresh(source, name="t", sizes=sizes, dedupe=dedupe) for dedupe in (True, False))
+    replayed, full = (
+        capture_fresh(source, name="t", sizes=sizes, kernels=KernelChoice(), dedupe=dedupe)
+        for dedupe in (True, False)
+    )
     assert replayed == full
 
 
