@@ -340,6 +340,7 @@ class Recorder(TorchDispatchMode):
             number = storage.number
             if number < self._first_of_backward:
                 record.saved.setdefault(number, storage.nbytes)  # kept by hand (`ctx.x = x`), or an input
+                record.keepers.setdefault(number, _kept_by_hand(tensor))
             elif number not in record.backward.allocated and number not in record.saved:
                 record.grads_in.setdefault(number, tuple(tensor.shape))
 
@@ -551,6 +552,13 @@ def _rewritten(event: _Event, buffers: frozenset[int]) -> set[int]:
 
 _TRAINING = 5
 """Position of `training` among the arguments of a batch norm."""
+
+
+def _kept_by_hand(tensor: Tensor) -> Keeper:
+    """Say that the function whose backward runs keeps a tensor."""
+    node: Any = torch._C._current_autograd_node()
+    step = Step(name=f"autograd.{node.name()}.default", operation=None, reads=(), writes=())
+    return Keeper(shape=tuple(tensor.shape), dtype=tensor.dtype, steps=[step])
 
 
 def _forget(record: SegmentRecord, step: Step) -> None:

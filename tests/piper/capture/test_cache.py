@@ -85,13 +85,13 @@ def test_a_cache_hit_loads_no_torch(tmp_path):
 
 def test_a_fresh_capture_of_no_family_imports_sympy_or_dynamo():
     code = (
-        "import sys; from piper.capture.fresh import capture_fresh\n"
+        "import sys; from piper.capture import KernelChoice\nfrom piper.capture.fresh import capture_fresh\n"
         "from piper.models.find import from_config\n"
         "from tests.tiny_configs import TINY\n"
         "sizes = {'micro_batch': 1, 'seq_len': 16, 'dtype': 'bf16'}\n"
         "for name, config in TINY.items():\n"
         "    source = from_config(config, name=name, kind='config', where=name)\n"
-        "    capture_fresh(source, name=name, sizes=sizes, dedupe=True)\n"
+        "    capture_fresh(source, name=name, sizes=sizes, kernels=KernelChoice(), dedupe=True)\n"
         "    assert not {'sympy', 'torch._dynamo'} & sys.modules.keys(), name\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=120)
