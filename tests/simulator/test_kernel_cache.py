@@ -40,10 +40,16 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
 
 
 def test_other_rules_are_another_entry_of_the_cache() -> None:
+    """Numba tells entries apart by what the closure holds."""
     text = Path(kernel.rules.__file__).read_text(encoding="utf-8")
-    kept = kernel._kept(text).py_func.__closure__[0].cell_contents
-    assert kept == text
-    assert kernel._kept(text + "\n").py_func.__closure__[0].cell_contents != kept
+    assert text in [cell.cell_contents for cell in kernel.run_steps.py_func.__closure__]
+    changed = kept(text + "\n").py_func.__closure__
+    assert text not in [cell.cell_contents for cell in changed]
+
+
+def kept(text: str) -> Any:
+    _, run_steps = kernel._compiled(text)
+    return run_steps
 
 
 def refuse_to_write_below(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
@@ -62,9 +68,9 @@ def test_what_is_compiled_goes_to_the_users_cache_where_the_package_is_read_only
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernel._kept("").stats.cache_path.startswith(FOLDER)
+    assert kept("").stats.cache_path.startswith(FOLDER)
     refuse_to_write_below(monkeypatch, FOLDER)
-    assert kernel._kept("").stats.cache_path.startswith(str(tmp_path))
+    assert kept("").stats.cache_path.startswith(str(tmp_path))
 
 
 def test_where_nothing_can_be_written_it_is_compiled_for_the_process_alone(
@@ -72,4 +78,4 @@ def test_where_nothing_can_be_written_it_is_compiled_for_the_process_alone(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refuse_to_write_below(monkeypatch, FOLDER, str(tmp_path))
-    assert kernel._kept("").stats.cache_path is None
+    assert kept("").stats.cache_path is None

@@ -9,21 +9,15 @@ import numpy.typing as npt
 
 from simulator.engines import EngineRun, Settled
 from simulator.engines.fast.kernel import (
-    COLLECTIVE,
-    COMPUTE,
     DISPATCH,
-    EAGER_RECV,
-    EAGER_SEND,
     END,
     GROUP,
-    HOST_COPY,
     PENDING,
     READY,
-    RECV,
-    SEND,
     START,
     STREAM,
     TASK,
+    lay_out,
     run_steps,
 )
 from simulator.errors import IllegalPlanError
@@ -61,14 +55,17 @@ def run(workload: Workload, *, max_steps: int, settled: Settled) -> EngineRun:
 
 def _arrays(workload: Workload, *, max_steps: int) -> dict[str, npt.NDArray[Any]]:
     """Return what `run_steps` takes, in its order; times that it never reaches are never touched."""
-    streams = workload.num_streams
+    tasks, streams = np.empty(workload.num_tasks, dtype=TASK), np.zeros(workload.num_streams, dtype=STREAM)
+    columns = ("duration_ns", "launch_ns", "host_ns", "stream", "partner", "collective")
+    flags = ("is_compute", "is_host_copy", "is_send", "eager")
+    lay_out(tasks, streams, *(_flat(getattr(workload, name)) for name in (*columns, *flags)))
     return {
-        "tasks": _tasks(workload),
+        "tasks": tasks,
         "times": np.empty((4, workload.num_tasks * max_steps), dtype=np.int64),
-        "streams": np.zeros(streams, dtype=STREAM),
+        "streams": streams,
         "groups": _groups(workload),
         "members": _flat(workload.members.values),
-        "todo": np.zeros(streams + 1, dtype=np.int64),
+        "todo": np.zeros(workload.num_streams + 1, dtype=np.int64),
         "device_starts": _flat(workload.device_starts),
         "wait_starts": _flat(workload.waits.starts),
         "waits": _flat(workload.waits.values),
@@ -77,28 +74,9 @@ def _arrays(workload: Workload, *, max_steps: int) -> dict[str, npt.NDArray[Any]
     }
 
 
-def _flat(column: Ints) -> Ints:
+def _flat(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a column in the one layout that the kernel is compiled for."""
-    return np.require(column, dtype=np.int64, requirements=["C", "W"])
-
-
-def _tasks(workload: Workload) -> npt.NDArray[Any]:
-    tasks = np.zeros(workload.num_tasks, dtype=TASK)
-    tasks["duration"] = workload.duration_ns
-    tasks["launch"] = workload.launch_ns
-    tasks["host"] = workload.host_ns
-    tasks["stream"] = workload.stream
-    tasks["other"] = np.where(workload.partner != NONE, workload.partner, workload.collective)
-    tasks["kind"] = _kinds(workload)
-    return tasks
-
-
-def _kinds(workload: Workload) -> npt.NDArray[np.int8]:
-    sends = np.where(workload.eager, EAGER_SEND, SEND)
-    receives = np.where(workload.eager, EAGER_RECV, RECV)
-    joins = np.where(workload.collective != NONE, COLLECTIVE, np.where(workload.is_send, sends, receives))
-    alone = np.where(workload.is_host_copy, HOST_COPY, joins)
-    return np.where(workload.is_compute, COMPUTE, alone).astype(np.int8)
+    return np.require(column, requirements=["C", "W"])
 
 
 def _groups(workload: Workload) -> npt.NDArray[Any]:

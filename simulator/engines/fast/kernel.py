@@ -29,6 +29,7 @@ from numba import njit
 from simulator import rules
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Records = npt.NDArray[Any]
 
 PENDING = -1
@@ -79,24 +80,54 @@ _wire_end_ns = njit(rules.wire_end_ns)
 
 
 @njit
-def _line_up(tasks: Records, streams: Records) -> None:
-    """Link the tasks of every stream in dispatch order; the first of them is its head."""
+def _kind(is_compute: bool, is_host_copy: bool, in_collective: bool, is_send: bool, eager: bool) -> int:
+    if is_compute:
+        return COMPUTE
+    if is_host_copy:
+        return HOST_COPY
+    if in_collective:
+        return COLLECTIVE
+    if is_send:
+        return EAGER_SEND if eager else SEND
+    return EAGER_RECV if eager else RECV
+
+
+@njit
+def _lay_out(
+    tasks: Records,
+    streams: Records,
+    duration: Ints,
+    launch: Ints,
+    host: Ints,
+    stream: Ints,
+    partner: Ints,
+    collective: Ints,
+    is_compute: Bools,
+    is_host_copy: Bools,
+    is_send: Bools,
+    eager: Bools,
+) -> None:
+    """Gather what is known of a task in its record, and link the tasks of a stream in dispatch order."""
     last = np.full(len(streams), PENDING)
     streams["first"][:] = PENDING
     for task in range(len(tasks)):
-        stream = tasks[task].stream
+        on = stream[task]
+        tasks[task].duration = duration[task]
+        tasks[task].launch = launch[task]
+        tasks[task].host = host[task]
+        tasks[task].stream = on
+        tasks[task].other = max(partner[task], collective[task])
+        tasks[task].kind = _kind(
+            is_compute[task], is_host_copy[task], collective[task] != PENDING, is_send[task], eager[task]
+        )
         tasks[task].following = PENDING
-        if last[stream] == PENDING:
-            streams[stream].first = task
+        if last[on] == PENDING:
+            streams[on].first = task
         else:
-            tasks[last[stream]].following = task
-        last[stream] = task
-    for stream in range(len(streams)):
-        streams[stream].task = streams[stream].first
-        streams[stream].offset = 0
-        streams[stream].free = 0
-        streams[stream].waited = 0
-        streams[stream].waits_done = 0
+            tasks[last[on]].following = task
+        last[on] = task
+    for on in range(len(streams)):
+        streams[on].task = streams[on].first
 
 
 @njit
@@ -268,8 +299,6 @@ def _run_steps(
     previous_waits: Ints,
 ) -> int:
     """Run `first_step` to `last_step` as far as possible; see [Note: streams as a worklist]."""
-    if first_step == 0:
-        _line_up(tasks, streams)
     for step in range(first_step, last_step + 1):
         _launch(tasks, times, device_starts, step)
     todo[-1] = 0
@@ -296,20 +325,26 @@ def _run_steps(
     return finished
 
 
-def _kept(rules_text: str) -> Callable[..., int]:
-    """Return `_run_steps` compiled and kept; see [Note: compiled once per machine]."""
+def _compiled(rules_text: str) -> tuple[Any, Any]:
+    """Return `_lay_out` and `_run_steps` compiled and kept; see [Note: compiled once per machine]."""
+
+    def lay_out(*arrays: npt.NDArray[Any]) -> None:
+        len(rules_text)
+        _lay_out(*arrays)
 
     def run_steps(first_step: int, last_step: int, *arrays: npt.NDArray[Any]) -> int:
-        """Run steps as far as possible and return how many instances have ended."""
         len(rules_text)
         ended: int = _run_steps(first_step, last_step, *arrays)
         return ended
 
-    kernel: Any = njit(run_steps)
+    return _kept(lay_out), _kept(run_steps)
+
+
+def _kept(function: Callable[..., int | None]) -> Any:
+    kernel: Any = njit(function)
     with suppress(RuntimeError):  # no folder can be written: compiled for this process alone
         kernel.enable_caching()
-    compiled: Callable[..., int] = kernel
-    return compiled
+    return kernel
 
 
-run_steps = _kept(Path(rules.__file__).read_text(encoding="utf-8"))
+lay_out, run_steps = _compiled(Path(rules.__file__).read_text(encoding="utf-8"))
