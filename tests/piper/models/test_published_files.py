@@ -132,3 +132,12 @@ def test_keys_that_the_plan_does_not_follow_are_told(tmp_path):
     assert find_model(str(tmp_path)).shape.notices == (
         "config keys that the planned model does not follow: num_kv_shared_layers",
     )
+
+
+def test_further_token_prediction_is_planned_as_the_file_says_and_told(tmp_path):
+    config = find_model("deepseek-v3").config | {"num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = find_model(str(tmp_path))
+    extra = source.n_parameters - find_model("deepseek-v3").n_parameters
+    assert extra == 11_610_067_968  # a layer, a projection of two streams, three norms
+    assert any(notice.startswith(f"{extra} of the parameters belong to") for notice in source.shape.notices)

@@ -10,6 +10,7 @@ from piper.models.published import Published, read_published
 SHAPES_ALONE = {
     "tiny-llama", "tiny-moe", "llama-13b-128k", "llama-30b-128k", "gpt-h768-l12", "gpt-h1024-l12",
     "gpt-h1024-l20", "gpt-h1536-l16", "gpt-h2048-l12", "gpt-h2048-l20", "gpt-h3072-l16", "gpt-h3072-l32",
+    "gpt-760m", "gpt2-24l",
 }  # fmt: skip
 """Entries for which nobody prints a number: ours, and shapes of published benchmarks."""
 
@@ -67,6 +68,19 @@ NAMES_IN_PUBLISHED_TABLES = {
     "GPT h1024 L20": "gpt-h1024-l20",
     "GPT h1024 L12": "gpt-h1024-l12",
     "GPT h2048 L12": "gpt-h2048-l12",
+    "GPT-2 24L": "gpt2-24l",
+    "GPT 760M": "gpt-760m",
+    "GPT 1.3B": "gpt-1.3b-alpa",
+    "GPT 2.6B": "gpt-2.6b",
+    "GPT 6.7B": "gpt-6.7b",
+    "GPT 13B": "gpt-13b",
+    "GPT 15B": "gpt-15b",
+    "GPT 20B": "gpt-20b",
+    "GPT 39B": "gpt-39.1b",
+    "GPT 40B": "gpt-39.1b",
+    "13B": "gpt-13b",
+    "1_3B": "gpt-1.3b-alpa",
+    "2_6B": "gpt-2.6b",
     "Llama-2-7b-hf": "llama2-7b",
     "Llama-2-70b-hf": "llama2-70b",
 }
