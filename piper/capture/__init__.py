@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cost_models.errors import require_positive_int
 from piper.capture.choice import KernelChoice
+from piper.capture.collection import collection_paused
 from piper.capture.domain import Domain
 from piper.capture.known import Found, Known
 from piper.errors import CacheNotice, ModelError
@@ -109,9 +110,10 @@ def _sampled(
     kernels: KernelChoice,
     domain: Domain | None,
 ) -> tuple[CapturedModel, list[Found]]:
-    from piper.capture.sampling import sample
+    with collection_paused():
+        from piper.capture.sampling import sample
 
-    return sample(source, point, name=name, dtype=dtype, kernels=kernels, domain=domain)
+        return sample(source, point, name=name, dtype=dtype, kernels=kernels, domain=domain)
 
 
 __all__ = ["CacheNotice", "CapturedModel", "KernelChoice", "Source", "capture"]

@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 
 from cost_models.ops import Operation, merge_equal
-from piper.annotation import tags_of
 from piper.capture.dtypes import name_of
 from piper.capture.peak import Moment, peak_of
 from piper.capture.records import (
@@ -75,7 +74,7 @@ def assemble(
     trained, thrown_away, _ = runs
     micro_batch, seq_len, dtype = sizes
     where = trained.recorder.where
-    outputs = [run.outputs() for run in runs]
+    outputs = [run.outputs for run in runs]
     _require_same_segments(trained, runs[1:], where=where)
     mark_token_dims(runs, sizes=(micro_batch, other))
     costs = Costs(where=where)
@@ -84,7 +83,7 @@ def assemble(
     segments = tuple(
         CapturedSegment(
             name=names[i],
-            tags=tags_of(record.stack),
+            tags=trained.tags[i],
             parameters=tuple(record.parameters),
             inputs=tuple(
                 (value.producer, value.order if value.producer < 0 else number[value])
@@ -350,10 +349,7 @@ def _spec(value: Value, larger: Value, *, sizes: tuple[int, int], where: str) ->
 
 def _require_same_segments(run: Run, others: Sequence[Run], *, where: str) -> None:
     for other in others:
-        same = [tags_of(a.stack) for a in run.recorder.segments] == [
-            tags_of(b.stack) for b in other.recorder.segments
-        ]
-        if not same or [len(a) for a in run.outputs()] != [len(b) for b in other.outputs()]:
+        if run.tags != other.tags or list(map(len, run.outputs)) != list(map(len, other.outputs)):
             raise ModelError(
                 where=where, field="segments", value=len(run.recorder.segments),
                 rule="depend on the microbatch or on whether gradients are taken",

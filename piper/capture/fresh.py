@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,11 @@ def capture_fresh(
 
 
 def _captured(subject: Subject, *, sizes: dict[str, Any], dedupe: bool) -> CapturedModel:
-    captures = Captures(subject, dedupe=dedupe)
+    captures = Captures(subject, blocks=repeated_blocks(subject.module) if dedupe else ())
     try:
         model = captures.at(sizes["micro_batch"], sizes["seq_len"]).model
     except ReplayMismatchError:
-        captures = Captures(subject, dedupe=False)
+        captures = Captures(subject, blocks=())
         model = captures.at(sizes["micro_batch"], sizes["seq_len"]).model
     return replace(model, notices=captures.notices)
 
@@ -78,12 +79,11 @@ class Captures:
 
     Args:
         subject: the module.
-        dedupe: run repeated blocks once.
+        blocks: from `repeated_blocks`, to be run once.
     """
 
-    def __init__(self, subject: Subject, *, dedupe: bool) -> None:
-        self._subject = subject
-        self._blocks = repeated_blocks(subject.module) if dedupe else []
+    def __init__(self, subject: Subject, *, blocks: Sequence[tuple[nn.Module, int]]) -> None:
+        self._subject, self._blocks = subject, blocks
         self._runs: dict[tuple[int, int, bool], Run] = {}
 
     def at(self, micro_batch: int, seq_len: int, *, other: int | None = None) -> Assembly:

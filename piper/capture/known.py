@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from piper.capture.cache import cache_folder, cache_key, load, store
 from piper.capture.codec import from_json, to_json
+from piper.capture.collection import collection_paused
 from piper.capture.domain import Domain, domains_of
 from piper.capture.family import member
 from piper.capture.polynomial import NotPolynomialError, Point
@@ -72,6 +73,7 @@ class Known:
             breaks=tuple(getattr(source, "length_breaks", ())),
         )
 
+    @collection_paused()
     def model_at(self, point: Point) -> CapturedModel | None:
         """Return the capture at one size: a member of a family, or one of its own; None: not known."""
         for domain in self._domains(point[1]):

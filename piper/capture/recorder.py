@@ -245,7 +245,11 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run or infer one operator, and note it."""
-        kwargs = kwargs or {}
+        # Else every look at a tensor would pass through the mode that puts kernels in place.
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func._opname == READS and (number := self._values.read(args[0])) is not None:
             return number
         result = result_of(func, args, kwargs, device=self.kernels.device)

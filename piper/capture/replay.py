@@ -82,6 +82,7 @@ class Replayer:
         self._templates: dict[Hashable, Template | None] = {}
         self._open_calls: dict[int, None] = {}
         self._tagged: dict[int, TaggedForward | None] = {}
+        self._num_tagged: dict[int, int] = {}
 
     def wrap(self, block: nn.Module, signature: int) -> bool:
         """Put our `forward` before the block's own; False when it is not that of its class."""
@@ -101,8 +102,9 @@ class Replayer:
             template = self._templates[key]
             if template is None:
                 return original(*args, **kwargs)
-            self._note_calls(block)
-            return self._replay(block, template, leaves)
+            self._note_calls(block, signature)
+            with torch._C.DisableTorchFunction():
+                return self._replay(block, template, leaves)
 
         block.__dict__["forward"] = forward
         self._tagged[id(block)] = original if isinstance(original, TaggedForward) else None
@@ -116,8 +118,13 @@ class Replayer:
         else:
             block.__dict__["forward"] = tagged
 
-    def _note_calls(self, block: nn.Module) -> None:
-        """Let the tagged modules of a replayed block count as called."""
+    def _note_calls(self, block: nn.Module, signature: int) -> None:
+        """Let the tagged modules of a replayed block count as called; equal blocks have as many."""
+        if signature not in self._num_tagged:
+            inside = len(list(tagged_forwards(block)))
+            self._num_tagged[signature] = inside + (self._tagged[id(block)] is not None)
+        if not self._num_tagged[signature]:
+            return
         for forward in (self._tagged[id(block)], *(forward for _, forward in tagged_forwards(block))):
             if forward is not None:
                 forward.called = True

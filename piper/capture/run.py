@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from cost_models.errors import PiperError
+from piper.annotation import tags_of
 from piper.capture.backward import backward_of
 from piper.capture.calling import loss_of
 from piper.capture.choice import KernelChoice
@@ -32,7 +34,7 @@ class UnannotatedError(ModelError):
     """A forward opens no scope at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A recorded run, the value that is its loss, and the names of the buffers that it changed."""
 
@@ -40,6 +42,12 @@ class Run:
     loss: Value
     rewritten: tuple[str, ...] = ()
 
+    @cached_property
+    def tags(self) -> list[tuple[tuple[str, int], ...]]:
+        """Return the tags of each segment."""
+        return [tags_of(record.stack) for record in self.recorder.segments]
+
+    @cached_property
     def outputs(self) -> list[list[Value]]:
         """Return for each segment the values that others take, in order of production; the loss first."""
         found: list[dict[Value, None]] = [{} for _ in self.recorder.segments]

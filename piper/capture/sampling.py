@@ -14,6 +14,7 @@ from piper.capture.fresh import Captures, Subject
 from piper.capture.known import Family, Found
 from piper.capture.polynomial import IN_BATCH, IN_BOTH, IN_LENGTH, Fit, NotPolynomialError, Point, Terms
 from piper.capture.records import ReplayMismatchError
+from piper.capture.repeats import repeated_blocks
 from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, PassCost
 
@@ -53,8 +54,11 @@ def sample(
 
 
 def _sampled(samples: Samples, point: Point, domain: Domain | None) -> tuple[CapturedModel, list[Found]]:
-    model = samples.captures(point[1]).at(*point).model
-    return model, [] if domain is None else _families(samples, point, domain)
+    asked = samples.captures(point[1]).at(*point)
+    if domain is None:
+        return asked.model, []
+    samples.put(point, asked)
+    return asked.model, _families(samples, point, domain)
 
 
 class Samples:
@@ -67,22 +71,27 @@ class Samples:
     """
 
     def __init__(self, source: Any, subject: Subject, *, dedupe: bool) -> None:
-        self._source, self._subject, self._dedupe = source, subject, dedupe
+        self._source, self._subject = source, subject
+        self._blocks = repeated_blocks(subject.module) if dedupe else []
         self._captures: dict[int, Captures] = {}
         self._found: dict[Point, dict[str, Any]] = {}
 
     def captures(self, seq_len: int) -> Captures:
         """Return the captures at one length."""
         if seq_len not in self._captures:
-            self._captures[seq_len] = Captures(self._subject, dedupe=self._dedupe)
+            self._captures[seq_len] = Captures(self._subject, blocks=self._blocks)
         return self._captures[seq_len]
+
+    def put(self, point: Point, assembly: Assembly) -> None:
+        """Take a capture as a sample."""
+        self._found[point] = _detailed(assembly)
 
     def at(self, point: Point) -> dict[str, Any]:
         """Return one sample; it is compared with another microbatch that is no 1."""
         if point not in self._found:
             micro_batch, seq_len = point
             other = SECOND if micro_batch == FIRST else FIRST
-            self._found[point] = _detailed(self.captures(seq_len).at(micro_batch, seq_len, other=other))
+            self.put(point, self.captures(seq_len).at(micro_batch, seq_len, other=other))
         return self._found[point]
 
     def same_module(self, seq_len: int) -> bool:
@@ -110,7 +119,7 @@ def _over_lengths(samples: Samples, point: Point, domain: Domain) -> tuple[Famil
         return ()
     fitted = [(b, length) for length in others[:PARABOLA] for b in (FIRST, SECOND)]
     checks = [(FIRST, length) for length in (*others[PARABOLA:], here)]
-    checks += [(SECOND, here), (LARGEST, here)]
+    checks.append((LARGEST, here))
     single = [(1, length) for length in (*others[PARABOLA:], here)]
     whole = _families_of(samples, IN_BOTH, (fitted, checks, single), point=point)
     if whole and whole[0].smallest > 1:

@@ -1,5 +1,6 @@
 """The cache on disk: equal, torch-free, safe against broken files and several writers."""
 
+import gc
 import importlib.machinery
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import modules
 import pytest
 
-import piper.capture
+import piper.capture.sampling
 from piper.capture import CacheNotice, capture
 from piper.capture.cache import cache_folder, cache_key, load, prune, store
 from piper.capture.codec import from_json, to_json
@@ -288,3 +289,19 @@ def test_writers_and_readers_of_one_entry_never_see_half_of_it(tmp_path):
     ]
     assert [process.wait(timeout=120) for process in processes] == [0, 0, 0, 0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["key.capture"]
+
+
+def test_the_collector_rests_during_a_capture_only(monkeypatch, tmp_path):
+    seen = []
+    original = piper.capture.sampling.sample
+    monkeypatch.setattr(
+        piper.capture.sampling, "sample", lambda *a, **k: (seen.append(gc.isenabled()), original(*a, **k))[1]
+    )
+    capture(TINY, cache_dir=tmp_path, **SIZES)
+    assert (seen, gc.isenabled()) == ([False], True)
+    gc.disable()
+    try:
+        capture(TINY, cache_dir=tmp_path, **SIZES)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
