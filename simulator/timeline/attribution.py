@@ -12,11 +12,9 @@ the wire; host while the next compute task is not yet dispatched; else bubble. W
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +23,8 @@ from cost_models.errors import check_invariant
 from simulator.distinct import distinct_rows
 from simulator.plan import COLLECTIVE_KINDS, COMPUTE_KINDS, HOST_COPY_KINDS, NONE, DevicePlan, Plan, TaskKind
 from simulator.timeline.timeline import RankTrack, Timeline
+
+Ints = npt.NDArray[np.int64]
 
 
 class Label(IntEnum):
@@ -128,14 +128,35 @@ def _label(plan: Plan, kind: TaskKind, group: int, *, is_norm: bool) -> Label:
     return Label.COMPUTE if kind in COMPUTE_KINDS else Label.EXPOSED_PP
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
-    """One communication that the next compute task waits for."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Gaps:
+    """Idle time of a compute stream, piece by piece: int64 [gaps] each.
 
-    end_ns: int
-    start_ns: int
-    instance: int
-    label: Label
+    Args:
+        begin, end: when.
+        upcoming: the compute instance that comes next; behind the last step: the first of a following one.
+        dispatched: when that one is dispatched; `begin` where it is not known.
+    """
+
+    begin: Ints
+    end: Ints
+    upcoming: Ints
+    dispatched: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Wires:
+    """Communication that compute tasks wait for, by gap and in the order in which it counts: int64 [wires].
+
+    Args:
+        gap: whose upcoming task waits, rising.
+        instance, start, end: the communication.
+    """
+
+    gap: Ints
+    instance: Ints
+    start: Ints
+    end: Ints
 
 
 class _RankView:
@@ -144,127 +165,149 @@ class _RankView:
     def __init__(self, plan: Plan, device: DevicePlan, track: RankTrack) -> None:
         table = device.tasks
         self.num_tasks = len(table)
-        self.labels = communication_labels(plan, device)
-        self.on_compute = [
-            label in BUSY and stream == 0
-            for label, stream in zip(self.labels, table.stream.tolist(), strict=True)
-        ]
-        self.start = track.start_ns.tolist()
-        self.end = track.end_ns.tolist()
-        self.dispatch = track.dispatch_ns.tolist()
-        self.waits = table.waits.to_rows()
-        self.previous_step_waits = table.previous_step_waits.to_rows()
-        self.before_on_stream = _before_on_stream(table.stream.tolist())
-        self.skew = _straggler_intervals(track)
-        self.skew_starts = [begin for begin, _ in self.skew]
+        self.labels = np.array(communication_labels(plan, device), dtype=np.int64)
+        self.is_busy = np.isin(self.labels, np.array(BUSY))
+        self.compute = np.flatnonzero(self.is_busy & (table.stream == 0))
+        self.start, self.end, self.dispatch = track.start_ns, track.end_ns, track.dispatch_ns
+        self.waits, self.previous_step_waits = table.waits, table.previous_step_waits
+        self.before_on_stream = _before_on_stream(table.stream)
+        self.skew_begin, self.skew_end = _straggler_intervals(track)
 
-    def label_window(self, begin: int, end: int) -> list[int]:
-        """Return ns by label; they sum to `end - begin`."""
-        found = [0] * len(Label)
-        cursor = begin
-        for instance in self._compute_instances():
-            spans = instance < len(self.start)
-            start = min(self.start[instance], end) if spans else end
-            if start > cursor:
-                self._label_gap(found, (cursor, start), instance)
-                cursor = start
-            stop = min(self.end[instance], end) if spans else end
-            if stop > cursor:
-                found[self.labels[instance % self.num_tasks]] += stop - cursor
-                cursor = stop
-        if cursor < end:
-            self._label_gap(found, (cursor, end), NONE)
+    def label_window(self, begin: int, end: int) -> Ints:
+        """Return ns by label, int64 [labels]; they sum to `end - begin`."""
+        found = np.zeros(len(Label), dtype=np.int64)
+        num_spans = len(self.start)
+        steps = np.arange(0, num_spans, self.num_tasks)
+        instance = (steps[:, None] + self.compute).ravel()
+        start, stop = np.minimum(self.start[instance], end), np.minimum(self.end[instance], end)
+        cursor = np.maximum.accumulate(np.concatenate([np.array([begin]), np.maximum(start, stop)]))
+        running = np.maximum(stop - np.maximum(start, cursor[:-1]), 0)
+        np.add.at(found, self.labels[instance % self.num_tasks], running)
+        upcoming = np.append(instance, num_spans + self.compute[0] if len(self.compute) else NONE)
+        until = np.append(start, end)
+        idle = until > cursor
+        dispatch = np.append(self.dispatch[instance], begin)
+        known = np.append(np.ones(len(instance), dtype=np.bool_), False)
+        self._label_gaps(
+            found,
+            _Gaps(
+                begin=cursor[idle],
+                end=until[idle],
+                upcoming=upcoming[idle],
+                dispatched=np.where(known, dispatch, cursor)[idle],
+            ),
+        )
         return found
 
-    def _compute_instances(self) -> Iterator[int]:
-        """Yield all instances of the compute stream in order, and the first of the step that would follow."""
-        tasks = [task for task in range(self.num_tasks) if self.on_compute[task]]
-        for offset in range(0, len(self.start), self.num_tasks):
-            yield from (offset + task for task in tasks)
-        if tasks:
-            yield len(self.start) + tasks[0]
+    def _label_gaps(self, found: Ints, gaps: _Gaps) -> None:
+        """Cut idle time where something begins or ends, and label every part of it."""
+        wires = self._waited_for(gaps)
+        gap, at, until = self._parts(gaps, wires)
+        label = np.where(at < gaps.dispatched[gap], Label.HOST, Label.BUBBLE)
+        wire = _on_the_wire(wires, gap, at)
+        wired = np.append(wires.instance, 0)[wire] % self.num_tasks
+        label = np.where(wire == NONE, label, self.labels[wired])
+        skew = np.searchsorted(self.skew_begin, at, side="right") - 1
+        late = (skew >= 0) & (at < np.append(self.skew_end, 0)[skew])
+        np.add.at(found, np.where(late, Label.STRAGGLER, label), until - at)
 
-    def _label_gap(self, found: list[int], gap: tuple[int, int], upcoming: int) -> None:
-        """Label idle time before the compute instance `upcoming` (NONE: there is none)."""
-        begin, end = gap
-        wires = [] if upcoming == NONE else self._waited_for(upcoming, begin)
-        skews = self._skews(begin, end)
-        known = upcoming != NONE and upcoming < len(self.start)
-        dispatched = self.dispatch[upcoming] if known else begin
-        cuts = {begin, end, dispatched}
-        cuts.update(time for skew in skews for time in skew)
-        cuts.update(time for wire in wires for time in (wire.start_ns, wire.end_ns))
-        times = sorted(time for time in cuts if begin <= time <= end)
-        for at, until in pairwise(times):
-            found[_label_at(at, wires, skews, dispatched=dispatched)] += until - at
+    def _parts(self, gaps: _Gaps, wires: _Wires) -> tuple[Ints, Ints, Ints]:
+        """Return (gap, begin, end) of parts in which nothing begins or ends."""
+        number = np.arange(len(gaps.begin))
+        first = np.searchsorted(self.skew_end, gaps.begin, side="right")
+        last = np.searchsorted(self.skew_begin, gaps.end, side="left")
+        skewed, skew = _ranges(first, np.maximum(last, first))
+        gap = np.concatenate([number, number, number, skewed, skewed, wires.gap, wires.gap])
+        time = np.concatenate(
+            [gaps.begin, gaps.end, gaps.dispatched, self.skew_begin[skew], self.skew_end[skew],
+             wires.start, wires.end]
+        )  # fmt: skip
+        inside = (gaps.begin[gap] <= time) & (time <= gaps.end[gap])
+        gap, time = gap[inside], time[inside]
+        order = np.lexsort((time, gap))
+        gap, time = gap[order], time[order]
+        joined = (gap[1:] == gap[:-1]) & (time[1:] > time[:-1])
+        return gap[:-1][joined], time[:-1][joined], time[1:][joined]
 
-    def _waited_for(self, upcoming: int, now: int) -> list[_Wire]:
-        """Return the communication still to end after `now` that `upcoming` waits for; see the note above."""
-        wires, seen, stack = [], {upcoming}, [upcoming]
-        while stack:
-            for instance in self._before(stack.pop()):
-                task = instance % self.num_tasks
-                happened = instance < len(self.start)
-                if instance in seen or self.labels[task] in BUSY or (happened and self.end[instance] <= now):
-                    continue
-                seen.add(instance)
-                stack.append(instance)
-                if happened:
-                    start, end = self.start[instance], self.end[instance]
-                    wires.append(_Wire(end, start, instance, self.labels[task]))
-        return sorted(wires, key=lambda wire: (-wire.end_ns, -wire.start_ns, wire.instance))
+    def _waited_for(self, gaps: _Gaps) -> _Wires:
+        """Return the communication still to end that each upcoming task waits for; see the note above."""
+        num_spans = len(self.start)
+        span = num_spans + self.num_tasks
+        gap = np.flatnonzero(gaps.upcoming != NONE)
+        instance = gaps.upcoming[gap]
+        seen = gap * span + instance
+        while len(gap):
+            gap, instance = self._before(gap, instance)
+            ended = np.append(self.end, np.iinfo(np.int64).max)[np.minimum(instance, num_spans)]
+            asked = ~self.is_busy[instance % self.num_tasks] & (ended > gaps.begin[gap])
+            codes = np.setdiff1d(gap[asked] * span + instance[asked], seen)
+            seen = np.concatenate([seen, codes])
+            gap, instance = np.divmod(codes, span)
+        gap, instance = np.divmod(seen, span)
+        wired = ~self.is_busy[instance % self.num_tasks] & (instance < num_spans)
+        gap, instance = gap[wired], instance[wired]
+        start, end = self.start[instance], self.end[instance]
+        order = np.lexsort((instance, -start, -end, gap))
+        return _Wires(gap=gap[order], instance=instance[order], start=start[order], end=end[order])
 
-    def _before(self, instance: int) -> list[int]:
+    def _before(self, gap: Ints, instance: Ints) -> tuple[Ints, Ints]:
+        """Return (gap, instance) of what each instance waits for, and of what its stream runs before it."""
         task = instance % self.num_tasks
         offset = instance - task
-        before = [offset + wait for wait in self.waits[task]]
-        if offset:
-            before += [offset - self.num_tasks + wait for wait in self.previous_step_waits[task]]
-        on_stream = offset + self.before_on_stream[task]
-        return [*before, on_stream] if on_stream >= 0 else before
-
-    def _skews(self, begin: int, end: int) -> list[tuple[int, int]]:
-        found = []
-        at = max(bisect_right(self.skew_starts, begin) - 1, 0)
-        while at < len(self.skew) and self.skew[at][0] < end:
-            if self.skew[at][1] > begin:
-                found.append(self.skew[at])
-            at += 1
-        return found
+        found = [(gap, offset + self.before_on_stream[task])]
+        for lists, back in ((self.waits, 0), (self.previous_step_waits, self.num_tasks)):
+            row, place = _ranges(lists.starts[task], lists.starts[task + 1])
+            found.append((gap[row], offset[row] - back + lists.values[place]))
+        gaps, instances = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return gaps[instances >= 0], instances[instances >= 0]
 
 
-def _label_at(at: int, wires: list[_Wire], skews: list[tuple[int, int]], *, dispatched: int) -> Label:
-    if any(begin <= at < end for begin, end in skews):
-        return Label.STRAGGLER
-    for wire in wires:
-        if wire.start_ns <= at < wire.end_ns:
-            return wire.label
-    return Label.HOST if at < dispatched else Label.BUBBLE
+def _on_the_wire(wires: _Wires, gap: Ints, at: Ints) -> Ints:
+    """Return the wire that counts at each time of a gap, or NONE.
+
+    Wires of a gap come by falling end, so the first that has started is the one, or none is.
+    """
+    times, rank = np.unique(np.concatenate([wires.start, at]), return_inverse=True)
+    width = len(times)
+    begun, now = rank[: len(wires.gap)], rank[len(wires.gap) :]
+    earliest = np.minimum.accumulate(begun - wires.gap * width)
+    place = np.searchsorted(-earliest, gap * width - now, side="left")
+    first = np.minimum(place, len(wires.gap) - 1)
+    if not len(wires.gap):
+        return np.full(len(gap), NONE)
+    on_wire = (place < len(wires.gap)) & (wires.gap[first] == gap) & (wires.end[first] > at)
+    return np.where(on_wire, first, NONE)
 
 
-def _before_on_stream(streams: list[int]) -> list[int]:
+def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Return (row, value) for every value of first[row] .. last[row] - 1."""
+    counts = last - first
+    row = np.repeat(np.arange(len(first)), counts)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return row, first[row] + place
+
+
+def _before_on_stream(stream: Ints) -> Ints:
     """Return by task the one before it on its stream; the first follows the last, a step ago."""
-    last: dict[int, int] = {}
-    found = []
-    for position, stream in enumerate(streams):
-        found.append(last.get(stream, NONE))
-        last[stream] = position
-    num_tasks = len(streams)
-    return [
-        before if before != NONE else last[stream] - num_tasks
-        for before, stream in zip(found, streams, strict=True)
-    ]
+    order = np.argsort(stream, kind="stable")
+    ordered = stream[order]
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    starts = np.flatnonzero(is_first)
+    lasts = np.append(starts[1:], len(order)) - 1
+    before = np.empty(len(stream), dtype=np.int64)
+    before[order] = np.concatenate([order[:1], order[:-1]])
+    before[order[starts]] = order[lasts] - len(stream)
+    return before
 
 
-def _straggler_intervals(track: RankTrack) -> list[tuple[int, int]]:
+def _straggler_intervals(track: RankTrack) -> tuple[Ints, Ints]:
     """Return, rising and disjoint, when the rank was joined in a collective before its last arrival."""
     kinds = np.array([int(kind) for kind in sorted(COLLECTIVE_KINDS)])
     late = np.isin(track.kinds[track.task], kinds) & (track.start_ns > track.ready_ns)
-    pairs = sorted(zip(track.ready_ns[late].tolist(), track.start_ns[late].tolist(), strict=True))
-    merged: list[tuple[int, int]] = []
-    for begin, end in pairs:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
+    begin, end = track.ready_ns[late], track.start_ns[late]
+    if not len(begin):
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    apart = np.flatnonzero(begin[1:] > end[:-1])
+    return begin[np.append(0, apart + 1)], end[np.append(apart, len(end) - 1)]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import build_workload, simulate
 from simulator.plan import NONE
 from simulator.timeline.attribution import attribute
+from tests.attribution_one_by_one import labels_one_by_one
+from tests.plans import FakeCostModel, exact_price
 from tests.random_plans import PRICES, plans
+from tests.strategies import compile_drawn, drawn
 
 
 class _Run:
@@ -25,6 +31,7 @@ class _Run:
 
 
 RUNS = st.builds(_Run, plans(), PRICES, st.integers(1, 3))
+SEEDS = [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 400))]
 LAWS = settings(max_examples=30, deadline=None)
 
 
@@ -115,6 +122,25 @@ def test_attribution_labels_every_instant_of_every_rank_exactly_once(run):
     parts = found.breakdown_s()
     step_s = run.timeline.step_time_ns / 1e9
     assert abs(sum(parts.values()) - step_s) <= 1e-9 * step_s
+    assert found.label_ns.tolist() == labels_one_by_one(run.plan, run.timeline)
+
+
+@LAWS
+@given(run=RUNS, choose=st.randoms(use_true_random=False))
+def test_attribution_takes_measured_spans_that_overlap_or_are_late(run, choose):
+    """A measured timeline: spans begin and end somewhat off, and the window may cut them."""
+    timeline = run.timeline
+
+    def off(track):
+        start = track.start_ns + np.array([choose.randrange(4) for _ in track.start_ns])
+        end = start + np.array([choose.randrange(9) for _ in start])
+        return replace(track, start_ns=start, end_ns=end)
+
+    tracks = tuple(off(track) for track in timeline.tracks)
+    ends = np.sort(timeline.step_end_ns + np.array([choose.randrange(9) for _ in timeline.step_end_ns]))
+    measured = replace(timeline, source="measured", tracks=tracks, step_end_ns=ends)
+    found = attribute(run.plan, measured)
+    assert found.label_ns.tolist() == labels_one_by_one(run.plan, measured)
 
 
 @LAWS
@@ -131,3 +157,17 @@ def test_more_steps_change_nothing_in_the_steps_before(plan, prices):
 @given(plan=plans(), prices=PRICES)
 def test_the_same_plan_gives_the_same_rows_twice(plan, prices):
     assert simulate(plan, prices).rows() == simulate(plan, prices).rows()
+
+
+class PricedBySize(FakeCostModel):
+    """A FLOP of an operation takes a nanosecond."""
+
+    def operation(self, operation):
+        return exact_price(operation.flops)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attribution_of_a_random_strategy_is_that_of_every_instant(seed):
+    plan = compile_drawn(drawn(seed), verified=False)
+    timeline = simulate(plan, PricedBySize(launch_ns=seed % 3 * 40, transfer_ns=lambda size, *_: size))
+    assert attribute(plan, timeline).label_ns.tolist() == labels_one_by_one(plan, timeline)
