@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cost_models.errors import nearest, require_positive, require_positive_int
+from cost_models.errors import nearest, require_known, require_positive, require_positive_int
 from cost_models.ops import DTYPE_BYTES
 from piper.compiler import compile_graph
 from piper.errors import JobError
@@ -44,6 +44,7 @@ class Job:
         optimizer: "adamw" or "sgd".
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
+        mfu_convention: a name of `simulator.conventions.CONVENTIONS`.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Job:
     optimizer: str = "adamw"
     clip_grad_norm: float | None = 1.0
     stack: str = "piper"
+    mfu_convention: str = "palm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,7 +186,8 @@ def _unused(model: CapturedModel) -> tuple[str, ...]:
 def predict(job: Job, *, steps: int | str = "auto", engine: str = "auto") -> Prediction:
     """Compile and simulate a job; `result` has every key of the contract."""
     compiled = compile_job(job)
-    timeline, result = _simulate(compiled.plan, compiled.cost_model, steps=steps, engine=engine)
+    options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": job.mfu_convention}
+    timeline, result = _simulate(compiled.plan, compiled.cost_model, **options)
     timings = compiled.timings_s | result["timings_s"]
     cut = [
         sum(1 for s in compiled.plan.segments if s.stage == stage)
@@ -205,13 +208,16 @@ def predict_plan(
     *,
     cluster: str = "dgx-h100",
     stack: str = "piper",
+    mfu_convention: str = "palm",
     steps: int | str = "auto",
     engine: str = "auto",
 ) -> Prediction:
     """Simulate a plan that was compiled before."""
     machine, cost_model = load_hardware(cluster, stack)
     require_cluster_holds(machine, plan.num_ranks)
-    timeline, result = _simulate(plan, cost_model, steps=steps, engine=engine)
+    _check_convention(mfu_convention)
+    options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": mfu_convention}
+    timeline, result = _simulate(plan, cost_model, **options)
     result |= {"cluster": machine.name, "stack": stack, "defaults": {"cluster": machine.name}}
     return Prediction(compiled=None, timeline=timeline, result=_ordered(result))
 
@@ -236,7 +242,7 @@ def require_cluster_holds(cluster: Cluster, gpus: int) -> None:
 
 
 def _simulate(
-    plan: Plan, cost_model: CostModel, *, steps: int | str, engine: str
+    plan: Plan, cost_model: CostModel, *, steps: int | str, engine: str, convention: str
 ) -> tuple[Timeline, dict[str, Any]]:
     from simulator import build_workload, simulate, summarize
 
@@ -245,7 +251,7 @@ def _simulate(
     clock.lap("price")
     timeline = simulate(plan, cost_model, steps=steps, engine=engine, workload=workload)
     clock.lap("simulate")
-    result = summarize(plan, timeline, cost_model, workload=workload)
+    result = summarize(plan, timeline, cost_model, workload=workload, convention=convention)
     clock.lap("summarize")
     return timeline, result | {"timings_s": clock.laps_s}
 
@@ -260,11 +266,18 @@ def _check_options(job: Job) -> None:
             )
     _check_choice("dtype", job.dtype, known=DTYPES, later=LATER_DTYPES)
     _check_choice("optimizer", job.optimizer, known=OPTIMIZERS, later=LATER_OPTIMIZERS)
+    _check_convention(job.mfu_convention)
     if job.clip_grad_norm is not None:
         require_positive(
             job.clip_grad_norm, where="--clip-grad-norm", field="clip_grad_norm",
             fix="give the largest norm, such as 1.0, or none", error=JobError,
         )  # fmt: skip
+
+
+def _check_convention(name: str) -> None:
+    from simulator.conventions import CONVENTIONS
+
+    require_known(name, list(CONVENTIONS), where="--mfu-convention", field="mfu_convention", error=JobError)
 
 
 def _check_choice(name: str, value: str, *, known: tuple[str, ...], later: tuple[str, ...]) -> None:
@@ -303,7 +316,8 @@ def _assumed(job: Job) -> dict[str, object]:
     fresh = Job(model=job.model)
     names = ("cluster", "dtype", "optimizer", "clip_grad_norm", "stack")
     same = {name: getattr(job, name) for name in names if getattr(job, name) == getattr(fresh, name)}
-    return same | {"parameter_bytes": DTYPE_BYTES[job.dtype], "mfu_convention": "palm"}
+    convention = {"mfu_convention": job.mfu_convention} if job.mfu_convention == fresh.mfu_convention else {}
+    return same | {"parameter_bytes": DTYPE_BYTES[job.dtype]} | convention
 
 
 def _num_stages(plan: Plan) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cost_models.errors import CostModelError, check_invariant, nearest
 from cost_models.price import CostModel
+from simulator.conventions import CONVENTIONS, DEFAULT, model_flops_per_token
 from simulator.distinct import distinct_rows
 from simulator.memory import Peak, owners_at, peak_of, reserved_peak_bytes
 from simulator.plan import (
@@ -17,7 +18,6 @@ from simulator.plan import (
     RECV_KINDS,
     SEND_KINDS,
     DevicePlan,
-    ModelFacts,
     Plan,
     TaskKind,
 )
@@ -26,7 +26,6 @@ from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
 from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload
 
-MFU_CONVENTION = "palm"
 PAIR = 2
 MOST_OWNERS = 8
 """Largest buffers at a rank's peak that are named."""
@@ -37,7 +36,12 @@ BAND_BASIS = (
 
 
 def summarize(
-    plan: Plan, timeline: Timeline, cost_model: CostModel, *, workload: Workload | None = None
+    plan: Plan,
+    timeline: Timeline,
+    cost_model: CostModel,
+    *,
+    workload: Workload | None = None,
+    convention: str = DEFAULT,
 ) -> dict[str, Any]:
     """Return the result of a simulated timeline (CONTRACT, `piper simulate --json`).
 
@@ -59,31 +63,24 @@ def summarize(
         "strategy": {"shorthand": plan.strategy, "directives": list(plan.directives)},
         "schedule": plan.schedule,
     }
-    result |= _speed(plan, timeline, cost_model)
+    result |= _speed(plan, timeline, cost_model, convention=convention)
     result |= _memory(plan, timeline, cost_model)
     result |= _breakdown(timeline, attribution)
     result["ranks"] = _ranks(plan, timeline, attribution, peaks=peaks)
     result["error_band"] = _error_band(timeline, work)
     result["provenance"] = _provenance(work)
     result["warnings"] = [*plan.notices, *timeline.warnings, *_warnings(result)]
-    _require_sound(plan, result, executed_flops=_flops(plan, recompute_only=False), cost_model=cost_model)
+    _require_sound(plan, result, executed_flops=_flops(plan), cost_model=cost_model)
     return result
 
 
-def model_flops_per_token(model: ModelFacts, *, seq_len: int) -> int:
-    """Return training FLOPs per token: 6 N + 12 L H Q T, N the active parameters, no causal halving.
-
-    Source: PaLM (Chowdhery et al. 2022, arXiv 2204.02311), appendix B.
-    """
-    return 6 * model.n_active_parameters + 12 * model.layers * model.heads * model.head_dim * seq_len
-
-
-def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
+def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel, *, convention: str) -> dict[str, Any]:
     training, ranks = plan.training, plan.num_ranks
     step_s = timeline.step_time_ns / 1e9
-    flops = training.tokens_per_step * model_flops_per_token(plan.model, seq_len=training.seq_len)
+    per_token = model_flops_per_token(plan.model, seq_len=training.seq_len, convention=convention)
+    flops, counting = training.tokens_per_step * per_token, CONVENTIONS[convention]
     available_flops = step_s * ranks * _peak_flops_per_s(plan, cost_model)
-    recomputed = _flops(plan, recompute_only=True)
+    recomputed = 0 if counting.with_recompute else _recomputed_flops(plan, whole=counting.whole_scores)
     return {
         "step_time_s": step_s,
         "makespan_s": timeline.makespan_ns / 1e9,
@@ -93,7 +90,7 @@ def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, A
         "tflops_per_gpu": _ratio(flops, step_s * ranks) / 1e12,
         "mfu": _ratio(flops, available_flops) if cost_model.peak_flops_per_s else None,
         "hfu": _ratio(flops + recomputed, available_flops) if cost_model.peak_flops_per_s else None,
-        "mfu_convention": MFU_CONVENTION,
+        "mfu_convention": convention,
     }
 
 
@@ -113,9 +110,21 @@ def _peak_flops_per_s(plan: Plan, cost_model: CostModel) -> float:
     return peaks[dtype]
 
 
-def _flops(plan: Plan, *, recompute_only: bool) -> int:
-    """Return the FLOPs that all ranks execute in a step, or only those of recompute tasks."""
-    by_work = [work.flops for work in plan.works]
+def _flops(plan: Plan) -> int:
+    """Return the FLOPs that all ranks execute in a step."""
+    return _sum_of_works(plan, [work.flops for work in plan.works], recompute_only=False)
+
+
+def _recomputed_flops(plan: Plan, *, whole: bool) -> int:
+    """Return the FLOPs of all recompute tasks; `whole`: with all scores of causal attention."""
+    by_work = [
+        sum(op.flops * op.count * (2 if whole and op.causal else 1) for op in work.operations)
+        for work in plan.works
+    ]
+    return _sum_of_works(plan, by_work, recompute_only=True)
+
+
+def _sum_of_works(plan: Plan, by_work: list[int], *, recompute_only: bool) -> int:
     total = 0
     for device in plan.device_plans:
         table = device.tasks
@@ -229,7 +238,8 @@ def _warnings(result: dict[str, Any]) -> list[str]:
         )
     if result["mfu"] is not None and result["mfu"] > 1:
         found.append(
-            "MFU above 1: the palm convention counts the whole score matrix, causal attention computes half"
+            f"MFU above 1: the {result['mfu_convention']} convention counts work that the devices do not do, "
+            "such as the half of the score matrix that causal attention leaves out"
         )
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cost_models.ops import Operation, OpKind, merge_equal
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
-from simulator.plan import ModelFacts, Parameter, TensorSpec
+from simulator.plan import LayerFacts, ModelFacts, Parameter, TensorSpec
 
 FORMAT = 6
 
@@ -121,7 +121,7 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
     ]
     bodies = [_body(row, passes) for row in data["bodies"]]
     return CapturedModel(
-        facts=ModelFacts(**data["facts"]),
+        facts=_facts(data["facts"]),
         parameters=tuple(
             Parameter(name=name, shape=tuple(shape), trainable=trainable)
             for name, shape, trainable in data["parameters"]
@@ -143,6 +143,10 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
         seq_len=data["seq_len"],
         dtype=data["dtype"],
     )
+
+
+def _facts(data: dict[str, Any]) -> ModelFacts:
+    return ModelFacts(**(data | {"layer_facts": tuple(LayerFacts(**row) for row in data["layer_facts"])}))
 
 
 def _operation_row(op: Operation) -> list[Any]:

@@ -76,7 +76,9 @@ def _predict_plan(
     violations = check_plan(plan)
     if violations:  # a file can be edited, and figures of a plan that loses work would mislead
         raise IllegalPlanError(where=target, violations=[str(violation) for violation in violations])
-    hardware = {name: job[name] for name in ("cluster", "stack") if job[name] is not None}
+    hardware = {
+        name: job[name] for name in ("cluster", "stack", "mfu_convention") if job.get(name) is not None
+    }
     found = predict_plan(plan, steps=steps, engine=engine, **hardware)
     return plan, Result(name=target, summary=found.result, timeline=found.timeline)
 

@@ -159,6 +159,12 @@ _JOB_OPTIONS = (
         help="Largest gradient norm (default: 1.0).",
     ),
     click.option("--stack", metavar="NAME|FILE", help="Framework profile (default: piper); `piper stacks`."),
+    click.option(
+        "--mfu-convention",
+        metavar="NAME",
+        help="How model FLOPs are counted: palm (default), causal, megatron, nemo, narayanan, torchtitan, "
+        "6n.",
+    ),
 )
 
 

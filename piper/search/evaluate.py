@@ -115,7 +115,8 @@ class Evaluator:
         plan = self._compile(candidate, global_batch=self.job.global_batch or 0)
         workload = build_workload(plan, self.cost_model)
         timeline = simulate(plan, self.cost_model, workload=workload)
-        result = summarize(plan, timeline, self.cost_model, workload=workload)
+        convention = self.job.mfu_convention
+        result = summarize(plan, timeline, self.cost_model, workload=workload, convention=convention)
         result |= {"cluster": self.cluster.name, "stack": self.job.stack}
         return {key: result[key] for key in RESULT_KEYS}
 

@@ -40,8 +40,8 @@ class SearchRequest:
     """What to search for.
 
     Args:
-        model, cluster, gpus, seq_len, global_batch, micro_batch, dtype, optimizer, clip_grad_norm, stack:
-            as in `piper.predict.Job`.
+        model, cluster, gpus, seq_len, global_batch, micro_batch, dtype, optimizer, clip_grad_norm, stack,
+            mfu_convention: as in `piper.predict.Job`.
         top: entries of the ranking.
         time_limit_s: stop after this long, or None.
         max_candidates: simulate at most so many, or None.
@@ -62,6 +62,7 @@ class SearchRequest:
     optimizer: str = "adamw"
     clip_grad_norm: float | None = 1.0
     stack: str = "piper"
+    mfu_convention: str = "palm"
     top: int = 10
     time_limit_s: float | None = None
     max_candidates: int | None = None
@@ -241,6 +242,7 @@ def _job(request: SearchRequest) -> Job:
         optimizer=request.optimizer,
         clip_grad_norm=request.clip_grad_norm,
         stack=request.stack,
+        mfu_convention=request.mfu_convention,
     )
 
 

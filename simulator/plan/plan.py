@@ -187,10 +187,34 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """What conventions for model FLOPs need of equal layers; weights are elements of matrices, no biases.
+
+    Args:
+        count: how many equal layers.
+        attention_weights: of the projections of attention.
+        ffn_weights: that one token meets in the feed-forward part: with experts `top_k` of them and shared
+            ones, without the router.
+        heads, score_dim, value_dim: of attention; features of queries and of values per head.
+        window: how many tokens a query sees, 0: all.
+    """
+
+    count: int
+    attention_weights: int
+    ffn_weights: int
+    heads: int
+    score_dim: int
+    value_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What reports and the MFU formula need of the model (counts, not tensors).
 
-    `attention_layers`, `heads` and `head_dim` are 0 where the model has no such thing or we do not know.
+    `heads` and `head_dim` are 0 where the model has no such thing or we do not know, and so are the last
+    three fields: layers in order of first appearance, parameters that are only looked up, and weights between
+    the last layer and the logits (and of modules that predict further tokens).
     """
 
     name: str
@@ -201,6 +225,9 @@ class ModelFacts:
     heads: int
     head_dim: int
     vocabulary: int
+    layer_facts: tuple[LayerFacts, ...] = ()
+    embedding_parameters: int = 0
+    head_weights: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import pytest
 
 from cost_models.errors import CostModelError, InternalError
 from simulator import simulate, summarize
+from simulator.conventions import model_flops_per_token
 from simulator.plan import MemoryClass, ModelFacts, TaskKind
-from simulator.summary import model_flops_per_token
 from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
 
 K = TaskKind
