@@ -38,7 +38,7 @@ _UNFINISHED = f".{'?' * 16}.{'?' * 16}.tmp"
 _STALE_S = 3600
 """Unfinished files that are older were left by a process that was ended."""
 
-_SOURCES = ("capture/*.py", "graph/captured.py", "annotation.py", "../cost_models/ops.py")
+_SOURCES = ("capture/*.py", "graph/captured.py", "annotation.py", "tagging.py", "../cost_models/ops.py")
 """Files that decide what capture finds, relative to the package `piper`."""
 
 

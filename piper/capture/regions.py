@@ -14,7 +14,7 @@ is. No names are asked, except what an operator does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from torch import Tensor
@@ -44,11 +44,19 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of a storage inside a region; `extent`: how many features (or entries) the cut dimension has."""
+    """Of a storage inside a region.
+
+    Args:
+        region: its number.
+        level: what a rank holds.
+        extent: how many features (or entries) the cut dimension has.
+        scores: made of two activations, so that its last dimension is of tokens, whatever its size.
+    """
 
     region: int
     level: Level
     extent: int = 0
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +165,8 @@ class Regions:
             return -1, max(states, key=lambda state: state.level)
         made = State(region, Level.CUT, max(state.extent for state in states))
         if all(cut) or (kernel.kind is OpKind.MATMUL and kernel.shape[0] > 1):
-            return 0, made  # a product of activations: over heads, which are in the batch
+            scores = not any(state.scores for state in states)
+            return 0, replace(made, scores=scores)  # of activations: over heads, which are in the batch
         return _free_position(kernel, left=cut[0]), made
 
     def _decide(self, name: str, sides: tuple[int, int], taken: State, *, bias: str | None) -> None:
@@ -181,7 +190,7 @@ class Regions:
 
     def _other(self, kernel: Kernel, region: int) -> tuple[int, State]:
         state = self._strongest(kernel, region)
-        over_features = _normalised(kernel) == state.extent
+        over_features = _normalised(kernel) == state.extent and not state.scores
         for side, name in kernel.parameters.items():
             if kernel.backward or state.level is not Level.CUT:
                 continue

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import piper.capture
+from cost_models.ops import OpKind
 from piper.annotation import annotate
 from piper.capture import KernelChoice, capture
 from piper.capture.domain import Domain, domains_of, one_length
@@ -22,9 +23,6 @@ CONTEXT = 61
 HERE = 29
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
-
-MOST_FEATURES = 128
-"""Of all heads of a small model; a capture on its own may take as many keys for features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,7 @@ def check_others(name, seq_len, context, only_cached, folder):
     domain = domains_of(seq_len, context_length=source.context_length, breaks=source.length_breaks)[0]
     draw = random.Random(name)
     lengths = range(domain.low, domain.high + 1, domain.step)
-    length = draw.choice([length for length in lengths if length > MOST_FEATURES or domain.step == 1])
+    length = draw.choice(lengths)
     for point in ((draw.randint(2, LARGEST), length), (1, length)):
         held = capture(source, micro_batch=point[0], seq_len=point[1], **sizes)
         assert held == fresh(source, point)
@@ -160,6 +158,20 @@ def check_others(name, seq_len, context, only_cached, folder):
 @pytest.mark.parametrize("name", MODELS)
 def test_other_sizes_of_every_model_equal_captures_of_their_own(name, only_cached, tmp_path):
     check_others(name, 96, 544, only_cached, tmp_path)
+
+
+def test_as_many_keys_as_features_are_not_taken_for_features():
+    source = from_config(
+        {**TINY["gemma2"], "max_position_embeddings": 544}, name="g", kind="config", where="g"
+    )
+
+    def cut_positions(seq_len):
+        model = fresh(source, (2, seq_len))
+        kernels = [op for segment in model.segments for op in segment.forward.operations]
+        return [op.tensor_dim for op in kernels if op.kind is OpKind.SOFTMAX]
+
+    attention = source.shape.layers[0].attention
+    assert cut_positions(attention.heads * attention.head_dim) == cut_positions(160)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "qwen3_moe", "grok"])
