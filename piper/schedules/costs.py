@@ -9,10 +9,13 @@ from cost_models.errors import nearest
 from piper.errors import StrategyError
 
 Costs = Mapping[str, Fraction]
-"""By name: F, BI, BW, B (= BI + BW), FB (a slot in which an F and a B overlap), comm."""
+"""By name: F, BI, BW, B (= BI + BW), FB (a slot in which an F and a B overlap), comm; and `kept`, no time."""
 
 _FIX = "write for example F=1,BI=1,BW=1,comm=0"
-_NAMES = ("F", "BI", "BW", "B", "FB", "comm")
+_NAMES = ("F", "BI", "BW", "B", "FB", "comm", "kept")
+NOT_TIMES = frozenset({"kept"})
+"""What is given beside the costs, and takes no time."""
+_MAY_BE_ZERO = frozenset({"comm", "kept"})
 _LONGEST_EXPONENT = 3
 
 
@@ -21,7 +24,8 @@ def parse_costs(text: str = "", *, where: str = "--costs") -> Costs:
 
     `B=1` in place of BI and BW gives each of them half.
     Numbers are whole, decimal ("0.1") or fractions ("1/3"), all exact. `comm` is the latency of every edge
-    between ranks; it does not occupy the compute stream.
+    between ranks; it does not occupy the compute stream. `kept` (0 to 1, default 1) is the share of a
+    microbatch's memory that is held from the end of BI to the end of BW: `zb_1p` and `zb_2p` weigh it.
     Raises: StrategyError for an unknown or repeated name, and for what is no number > 0 (comm: >= 0).
     """
     found: dict[str, Fraction] = {}
@@ -57,9 +61,12 @@ def _number(name: str, text: str, known: Mapping[str, Fraction], *, where: str) 
     except (ValueError, ZeroDivisionError) as error:
         rule = "must be a number"
         raise StrategyError(where=where, field=name, value=text, rule=rule, fix=_FIX) from error
-    if value < 0 or (value == 0 and name != "comm"):
-        rule = "must be >= 0" if name == "comm" else "must be > 0"
+    if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+        rule = "must be >= 0" if name in _MAY_BE_ZERO else "must be > 0"
         raise StrategyError(where=where, field=name, value=text, rule=rule, fix=_FIX)
+    if name == "kept" and value > 1:
+        rule = "must be at most 1: it is a share of a microbatch's memory"
+        raise StrategyError(where=where, field=name, value=text, rule=rule, fix="write for example kept=0.4")
     return value
 
 

@@ -11,7 +11,7 @@ from cost_models.models.unit import UnitCostModel
 from piper.errors import StrategyError
 from piper.schedules import copies_of, find_schedule, layout_of, schedule_rows
 from piper.schedules.copies import Copies, in_model_stages
-from piper.schedules.costs import Costs, parse_costs
+from piper.schedules.costs import NOT_TIMES, Costs, parse_costs
 from piper.schedules.minimal_plan import WORKS, preview_plan
 from piper.schedules.rows import Rows, Slot, show_rows, stages_by_rank
 from simulator.plan.task import TaskKind
@@ -77,10 +77,12 @@ class Preview:
     def in_flight(self) -> tuple[Fraction, ...]:
         """Return by rank the most microbatches of its whole model part held at once.
 
-        A stage counts 1 / (stages of the rank and copy) from the start of F to the end of B or BW.
+        A stage counts 1 / (stages of the rank and copy) from the start of F to the end of B or BW; between
+        BI and BW the share `kept` of it (default 1).
         """
+        kept = self.costs.get("kept", Fraction(1))
         return tuple(
-            _most_held(row) * self.copies / len(held)
+            _most_held(row, kept=kept) * self.copies / len(held)
             for row, held in zip(self.spans, self.stages, strict=True)
         )
 
@@ -143,8 +145,9 @@ def preview_rows(
 
     Raises: StrategyError for costs with too many digits, and for a slot that has no cost.
     """
-    unit = math.lcm(*(cost.denominator for cost in costs.values()))
-    durations = {name: _whole_ns(name, cost * unit, where) for name, cost in costs.items()}
+    times = {name: cost for name, cost in costs.items() if name not in NOT_TIMES}
+    unit = math.lcm(*(cost.denominator for cost in times.values()))
+    durations = {name: _whole_ns(name, cost * unit, where) for name, cost in times.items()}
     plan = preview_plan(rows, stages=stages, durations_ns=durations, copies=copies, where=where)
     cost_model = UnitCostModel(
         {name: durations[name] / 1e9 for name in WORKS}, transfer_s=durations["comm"] / 1e9
@@ -153,12 +156,12 @@ def preview_rows(
     spans = []
     order = Copies(num_stages=sum(map(len, stages)), count=copies)
     for row, named, track in zip(rows, in_model_stages(rows, order), timeline.tracks, strict=True):
-        times = dict(
+        spent = dict(
             zip(track.codes, zip(track.start_ns.tolist(), track.end_ns.tolist(), strict=True), strict=True)
         )
         spans.append(
             tuple(
-                Span(tasks=slot, start=Fraction(times[code][0], unit), end=Fraction(times[code][1], unit))
+                Span(tasks=slot, start=Fraction(spent[code][0], unit), end=Fraction(spent[code][1], unit))
                 for slot, code in zip(row, (slot[0].code for slot in named), strict=True)
             )
         )
@@ -185,20 +188,21 @@ def _whole_ns(name: str, cost: Fraction, where: str) -> int:
     return int(cost)
 
 
-def _most_held(row: Sequence[Span]) -> Fraction:
+def _most_held(row: Sequence[Span], *, kept: Fraction) -> Fraction:
     """Return the most (stage, microbatch) pairs between F and the end of B or BW; at one time, ends first."""
+    released = {TaskKind.B: Fraction(1), TaskKind.BI: 1 - kept, TaskKind.BW: kept}
     changes = []
     for span in row:
         for task in span.tasks:
             if task.kind is TaskKind.F:
-                changes.append((span.start, 1))
-            elif task.kind is not TaskKind.BI:
-                changes.append((span.end, -1))
-    held = most = 0
+                changes.append((span.start, Fraction(1)))
+            else:
+                changes.append((span.end, -released[task.kind]))
+    held = most = Fraction(0)
     for _, change in sorted(changes):
         held += change
         most = max(most, held)
-    return Fraction(most)
+    return most
 
 
 def _number(value: Fraction) -> int | float:

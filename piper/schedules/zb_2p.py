@@ -2,6 +2,7 @@
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), section 3.1. For m >= cap and
 BW <= F the longest span has a bubble of at least (p - 1)(F + BI + 2 comm) - (cap - 1) BW; see `automatic`.
+The paper's own figures have less bubble because BW keeps less of a microbatch there: the cost `kept`.
 """
 
 from __future__ import annotations

@@ -69,3 +69,10 @@ def test_a_number_with_more_digits_than_memory_is_refused(text):
         parse_costs(f"F={text}")
     assert (caught.value.field, caught.value.value) == ("F", text)
     assert "F=1" in caught.value.fix
+
+
+def test_the_share_that_waits_for_weight_gradients_is_between_none_and_all_of_the_memory():
+    assert parse_costs("kept=2/5")["kept"] == Fraction(2, 5)
+    assert parse_costs("kept=0")["kept"] == 0
+    with pytest.raises(StrategyError, match="must be at most 1: it is a share"):
+        parse_costs("kept=1.5")

@@ -12,14 +12,14 @@ from piper.schedules import parse_costs
 from piper.schedules.preview import Preview, preview_rows, preview_schedule
 from piper.schedules.rows import parse_rows
 from simulator.plan.task import TaskKind
+from tests.piper.schedules.published_pass_times import ROWS
 
 COSTS = {
     "equal": "F=1,BI=1,BW=1",
     "a long forward": "F=3,BI=2,BW=1",
     "a long backward": "F=2,BI=3,BW=1",
-    "the paper's 1.5B model": "F=18.522,BI=18.086,BW=9.337",
+    "the paper's 1.5B model": "F={T_F_ms},BI={T_B_ms},BW={T_W_ms}".format_map(ROWS["1.5B", 8, 24]),
 }
-"""The last: Qi et al. 2024 (arXiv 2401.10241), Table 9, milliseconds, 24 microbatches on 8 ranks."""
 
 
 def preview(name: str, p: int, m: int, costs: str) -> Preview:
