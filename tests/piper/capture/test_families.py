@@ -22,6 +22,9 @@ from tests.tiny_configs import TINY
 CONTEXT = 61
 HERE = 29
 
+UNLIKE = ("llama", "llama4", "mixtral", "gemma2", "gemma3", "deepseek_v3", "gpt_oss", "gpt2", "bloom", "falcon")
+"""Families that differ most in what they run; the others are among the slow tests."""
+
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 
 
@@ -155,7 +158,9 @@ def check_others(name, seq_len, context, only_cached, folder):
         assert held == fresh(source, point)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in UNLIKE else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_other_sizes_of_every_model_equal_captures_of_their_own(name, only_cached, tmp_path):
     check_others(name, 96, 544, only_cached, tmp_path)
 
