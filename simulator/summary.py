@@ -64,7 +64,7 @@ def summarize(
         "schedule": plan.schedule,
     }
     result |= _speed(plan, timeline, cost_model, convention=convention)
-    result |= _memory(plan, timeline, cost_model)
+    result |= _memory(plan, timeline, cost_model, peaks=peaks)
     result |= _breakdown(timeline, attribution)
     result["ranks"] = _ranks(plan, timeline, attribution, peaks=peaks)
     result["error_band"] = _error_band(timeline, work)
@@ -134,7 +134,7 @@ def _sum_of_works(plan: Plan, by_work: list[int], *, recompute_only: bool) -> in
     return total * plan.replicas
 
 
-def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
+def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel, *, peaks: list[Peak]) -> dict[str, Any]:
     """Return peaks of the worst rank, and whether it fits (reserved + context + communicators)."""
     devices = {device.pipeline_rank: device for device in plan.device_plans}
     needed, reserved, communicators = 0, 0, 0
@@ -147,7 +147,7 @@ def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel) -> dict[str, 
         reserved, communicators = max(reserved, here), max(communicators, buffers)
         needed = max(needed, here + buffers + cost_model.context_bytes)
     return {
-        "peak_memory_bytes": max(peak_of(track).total_bytes for track in timeline.tracks),
+        "peak_memory_bytes": max(peak.total_bytes for peak in peaks),
         "peak_reserved_bytes": reserved,
         "context_bytes": cost_model.context_bytes,
         "communicator_bytes": communicators,

@@ -32,4 +32,4 @@ def reserved_peak_bytes(device: DevicePlan, *, start_ns: Ints, end_ns: Ints) -> 
     """Return the peak of the rounded sizes; times are int64 [steps, tasks]."""
     rounded = rounded_bytes(device.buffers.size_bytes)
     curve = memory_curve(device, start_ns=start_ns, end_ns=end_ns, sizes=rounded)
-    return int(curve.class_bytes.sum(axis=1).max())
+    return int(np.einsum("ic->i", curve.class_bytes).max())

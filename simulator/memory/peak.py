@@ -31,7 +31,7 @@ class Peak:
 
 def peak_of(track: RankTrack) -> Peak:
     """Return the peak of a track's memory curve."""
-    totals = track.memory_bytes.sum(axis=1)
+    totals = np.einsum("ic->i", track.memory_bytes)
     at = int(np.argmax(totals))
     return Peak(
         time_ns=int(track.memory_ns[at]),
