@@ -22,7 +22,18 @@ from tests.tiny_configs import TINY
 CONTEXT = 61
 HERE = 29
 
-UNLIKE = ("llama", "llama4", "mixtral", "gemma2", "gemma3", "deepseek_v3", "gpt_oss", "gpt2", "bloom", "falcon")
+UNLIKE = (
+    "llama",
+    "llama4",
+    "mixtral",
+    "gemma2",
+    "gemma3",
+    "deepseek_v3",
+    "gpt_oss",
+    "gpt2",
+    "bloom",
+    "falcon",
+)
 """Families that differ most in what they run; the others are among the slow tests."""
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
