@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import build_workload, simulate
+from simulator.engines import ENGINES
 from simulator.plan import NONE
 from simulator.timeline.attribution import attribute
 from tests.attribution_one_by_one import labels_one_by_one
@@ -21,16 +22,16 @@ from tests.strategies import compile_drawn, drawn
 class _Run:
     """A plan with its workload and a timeline whose columns are put together: [steps, tasks]."""
 
-    def __init__(self, plan, prices, steps):
+    def __init__(self, plan, prices, steps, engine):
         self.plan = plan
         self.work = build_workload(plan, prices)
-        self.timeline = simulate(plan, prices, steps=steps, workload=self.work)
+        self.timeline = simulate(plan, prices, steps=steps, workload=self.work, engine=engine)
         for name in ("start_ns", "end_ns", "ready_ns", "dispatch_ns"):
             rows = [getattr(track, name).reshape(steps, -1) for track in self.timeline.tracks]
             setattr(self, name, np.concatenate(rows, axis=1))
 
 
-RUNS = st.builds(_Run, plans(), PRICES, st.integers(1, 3))
+RUNS = st.builds(_Run, plans(), PRICES, st.integers(1, 3), st.sampled_from(list(ENGINES)))
 SEEDS = [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 400))]
 LAWS = settings(max_examples=30, deadline=None)
 
@@ -154,9 +155,10 @@ def test_more_steps_change_nothing_in_the_steps_before(plan, prices):
 
 
 @LAWS
-@given(plan=plans(), prices=PRICES)
-def test_the_same_plan_gives_the_same_rows_twice(plan, prices):
-    assert simulate(plan, prices).rows() == simulate(plan, prices).rows()
+@given(plan=plans(), prices=PRICES, engine=st.sampled_from(list(ENGINES)))
+def test_the_same_plan_gives_the_same_rows_twice(plan, prices, engine):
+    first, second = (simulate(plan, prices, engine=engine) for _ in range(2))
+    assert first.rows() == second.rows()
 
 
 class PricedBySize(FakeCostModel):
