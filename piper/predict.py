@@ -15,6 +15,7 @@ from piper.graph import CapturedModel, build_graph
 from piper.strategy import Resolved, Strategy, complete, resolve
 
 if TYPE_CHECKING:
+    from cost_models.models.cluster import ClusterCostModel
     from cost_models.price import CostModel
     from cost_models.topology import Cluster
     from piper.models import ModelSource
@@ -45,6 +46,7 @@ class Job:
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
         mfu_convention: a name of `simulator.conventions.CONVENTIONS`.
+        recipe, settings: which kernels the model runs (`piper.recipe`).
     """
 
     model: str
@@ -59,6 +61,8 @@ class Job:
     clip_grad_norm: float | None = 1.0
     stack: str = "piper"
     mfu_convention: str = "palm"
+    recipe: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,7 +129,10 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     )
     require_cluster_holds(cluster, resolved.gpus)
     clock.lap("resolve")
-    models = _capture(source, resolved, seq_len=seq_len, dtype=job.dtype)
+    models = [
+        captured(job, source, cost_model, micro_batch=size, seq_len=seq_len)
+        for size in resolved.captured_sizes
+    ]
     clock.lap("capture")
     notices = source.shape.notices if source.shape is not None else ()
     plan = compile_resolved(resolved, models, job, on_pass=on_pass, notices=notices)
@@ -222,7 +229,7 @@ def predict_plan(
     return Prediction(compiled=None, timeline=timeline, result=_ordered(result))
 
 
-def load_hardware(cluster: str, stack: str) -> tuple[Cluster, CostModel]:
+def load_hardware(cluster: str, stack: str) -> tuple[Cluster, ClusterCostModel]:
     """Return a cluster and the prices on it."""
     from cost_models import cluster_cost_model, load_cluster
 
@@ -303,12 +310,15 @@ def seq_len_of(job: Job, source: ModelSource) -> int:
     return source.default_seq_len
 
 
-def _capture(source: ModelSource, resolved: Resolved, *, seq_len: int, dtype: str) -> list[CapturedModel]:
+def captured(
+    job: Job, source: ModelSource, cost_model: ClusterCostModel, *, micro_batch: int, seq_len: int
+) -> CapturedModel:
+    """Return the model of a job at one microbatch size, for the kernels of its stack, recipe and device."""
     from piper.capture import capture
+    from piper.recipe import kernels_of
 
-    return [
-        capture(source, micro_batch=size, seq_len=seq_len, dtype=dtype) for size in resolved.captured_sizes
-    ]
+    kernels = kernels_of(cost_model, recipe=job.recipe, settings=job.settings)
+    return capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=job.dtype, kernels=kernels)
 
 
 def _assumed(job: Job) -> dict[str, object]:

@@ -129,9 +129,10 @@ def _check_schedule(path: str, *, stated: dict[str, Any], as_json: bool) -> None
     from simulator.errors import IllegalPlanError
 
     for name, value in stated.items():
-        if value not in {None, False}:
+        if value not in (None, False, ()):
+            option = "set" if name == "settings" else name.replace("_", "-")
             raise InputError(
-                where="command line", field=f"--{name.replace('_', '-')}", value=value,
+                where="command line", field=f"--{option}", value=value,
                 rule=f"means nothing for {path}, a schedule without a model",
                 fix="leave it out, or give a model and schedule=FILE.csv in its --strategy",
             )  # fmt: skip

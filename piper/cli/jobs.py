@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _PLAN_MARK = b'"piper-plan"'
 _MARK_WITHIN_BYTES = 200
-_FIXED_IN_A_PLAN = ("gpus", "seq_len", "global_batch", "micro_batch", "dtype", "optimizer", "clip_grad_norm")
+_FIXED_IN_A_PLAN = ("gpus", "seq_len", "global_batch", "micro_batch", "dtype", "optimizer", "clip_grad_norm",
+                    "recipe", "settings")  # fmt: skip
 
 
 def job_of(model: str, strategy: str, given: dict[str, Any]) -> Job:
@@ -24,7 +25,7 @@ def job_of(model: str, strategy: str, given: dict[str, Any]) -> Job:
     from piper.predict import Job
     from piper.strategy import load_strategy
 
-    stated = {name: value for name, value in given.items() if value is not None}
+    stated = {name: value for name, value in given.items() if value not in (None, ())}
     if stated.get("clip_grad_norm") == 0:
         stated["clip_grad_norm"] = None
     return Job(model=model, strategy=load_strategy(strategy), **stated)
@@ -89,10 +90,10 @@ def _read_plan(target: str, strategy: str, job: dict[str, Any]) -> Plan:
 
     stated = {"strategy": strategy or None} | {name: job.get(name) for name in _FIXED_IN_A_PLAN}
     for name, value in stated.items():
-        if value is not None:
+        if value not in (None, ()):
             raise InputError(
                 where="command line",
-                field=f"--{name.replace('_', '-')}",
+                field="--set" if name == "settings" else f"--{name.replace('_', '-')}",
                 value=value,
                 rule=f"cannot change {target}, which is compiled already",
                 fix="leave it out, or give the model instead of the plan",

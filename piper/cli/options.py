@@ -160,6 +160,18 @@ _JOB_OPTIONS = (
     ),
     click.option("--stack", metavar="NAME|FILE", help="Framework profile (default: piper); `piper stacks`."),
     click.option(
+        "--recipe",
+        metavar="FILE",
+        help="YAML file whose section model names kernels: attention, norm, activation, cross_entropy.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        type=KeyValue("model.attention=math"),
+        multiple=True,
+        help="One value of a recipe, such as model.cross_entropy=chunked (repeatable).",
+    ),
+    click.option(
         "--mfu-convention",
         metavar="NAME",
         help="How model FLOPs are counted: palm (default), causal, megatron, nemo, narayanan, torchtitan, "

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from piper.errors import JobError
 from piper.graph import CapturedModel, units_of
-from piper.predict import Job, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
+from piper.predict import Job, captured, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
 from piper.search.bounds import StageProbe, memory_bound_bytes, probe_stages, step_time_bound_ns
 from piper.search.space import Candidate
 from piper.strategy import Resolved, Strategy, resolve
 from simulator.plan import Plan
 
 if TYPE_CHECKING:
-    from cost_models.price import CostModel
+    from cost_models.models.cluster import ClusterCostModel
     from cost_models.topology import Cluster
 
 
@@ -71,7 +71,7 @@ class Evaluator:
         require_cluster_holds(self.cluster, self.job.gpus)
 
     cluster: Cluster = field(init=False)
-    cost_model: CostModel = field(init=False)
+    cost_model: ClusterCostModel = field(init=False)
     seq_len: int = field(init=False)
 
     @property
@@ -82,10 +82,8 @@ class Evaluator:
     def model(self, micro_batch: int) -> CapturedModel:
         """Return the model captured at one microbatch size."""
         if micro_batch not in self._models:
-            from piper.capture import capture
-
-            self._models[micro_batch] = capture(
-                self.source, micro_batch=micro_batch, seq_len=self.seq_len, dtype=self.job.dtype
+            self._models[micro_batch] = captured(
+                self.job, self.source, self.cost_model, micro_batch=micro_batch, seq_len=self.seq_len
             )
         return self._models[micro_batch]
 

@@ -41,7 +41,7 @@ class SearchRequest:
 
     Args:
         model, cluster, gpus, seq_len, global_batch, micro_batch, dtype, optimizer, clip_grad_norm, stack,
-            mfu_convention: as in `piper.predict.Job`.
+            mfu_convention, recipe, settings: as in `piper.predict.Job`.
         top: entries of the ranking.
         time_limit_s: stop after this long, or None.
         max_candidates: simulate at most so many, or None.
@@ -63,6 +63,8 @@ class SearchRequest:
     clip_grad_norm: float | None = 1.0
     stack: str = "piper"
     mfu_convention: str = "palm"
+    recipe: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
     top: int = 10
     time_limit_s: float | None = None
     max_candidates: int | None = None
@@ -243,6 +245,8 @@ def _job(request: SearchRequest) -> Job:
         clip_grad_norm=request.clip_grad_norm,
         stack=request.stack,
         mfu_convention=request.mfu_convention,
+        recipe=request.recipe,
+        settings=request.settings,
     )
 
 
