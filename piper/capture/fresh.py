@@ -109,11 +109,13 @@ class Captures:
     @property
     def notices(self) -> tuple[str, ...]:
         """Return what users should know of the module."""
-        names = list(dict.fromkeys(name for run in self._runs.values() for name in run.rewritten))
-        if not names:
-            return ()
+        runs = self._runs.values()
+        names = list(dict.fromkeys(name for run in runs for name in run.rewritten))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return (f"forward changes the buffer {names[0]}{more}: simulated as it is, refused by piper run",)
+        found = [f"forward changes the buffer {n}{more}: simulated, refused by piper run" for n in names[:1]]
+        if any(run.recorder.values.assumed_balance for run in runs):
+            found.append("forward reads which experts were chosen: captured with every expert chosen alike")
+        return tuple(found)
 
     @property
     def num_operators(self) -> int:

@@ -72,6 +72,7 @@ class Recorder(TorchDispatchMode):
     Attributes:
         segments: in execution order.
         book: storages and values.
+        values: of tensors that are known without numbers.
         vocabulary: how many token numbers the model can take.
         unannotated: operators that ran outside of every scope, in order.
         outside: whether anything at all, views too, ran outside of every scope.
@@ -115,7 +116,7 @@ class Recorder(TorchDispatchMode):
         self.trace = Trace()
         self.grad_segment: dict[int, int] = {}
         self.regions = Regions()
-        self._values = KnownValues()
+        self.values = KnownValues(routing=True)
         self._marks: list[int] = []
         self._mark_segments: list[int | None] = []
         self._pass = PassRecord()
@@ -250,13 +251,15 @@ class Recorder(TorchDispatchMode):
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if func._opname == READS and (number := self._values.read(args[0])) is not None:
+        if func._opname == READS and (number := self.values.read(args[0])) is not None:
             return number
-        result = result_of(func, args, kwargs, device=self.kernels.device)
+        result = self.values.shaped(func, args, kwargs)
+        if result is None:
+            result = result_of(func, args, kwargs, device=self.kernels.device)
         if result is None:
             result = func(*args, **kwargs)
         if not self.paused:
-            self._values.note(func, args, kwargs, result=result)
+            self.values.note(func, args, kwargs, result=result)
             self._note(self._event(func, args=(*args, *kwargs.values()), result=result))
         return result
 

@@ -13,6 +13,7 @@ is. No names are asked, except what an operator does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -94,10 +95,12 @@ class Regions:
     Attributes:
         layout: parameter -> dimension that is cut, or WHOLE.
         refused: parameters that no rule cuts.
+        shapes: parameter -> its shape.
     """
 
     layout: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _states: dict[int, State] = field(default_factory=dict)
     _casts: dict[int, str] = field(default_factory=dict)
 
@@ -148,7 +151,8 @@ class Regions:
             other = self._state(kernel.reads[left if side == right else right], region)
             parameter = first if side == left else second
             outer, inner = (-2, -1) if side == left else (-1, -2)
-            sides = _dim_of(parameter, outer), _dim_of(parameter, inner)
+            lost = self._dims_selected(name, parameter)
+            sides = lost + _dim_of(parameter, outer), lost + _dim_of(parameter, inner)
             bias = kernel.parameters.get(0) if count > 2 and left > 0 else None  # noqa: PLR2004
             if not kernel.backward:
                 self._decide(name, sides, other, bias=bias)
@@ -168,6 +172,11 @@ class Regions:
             scores = not any(state.scores for state in states)
             return 0, replace(made, scores=scores)  # of activations: over heads, which are in the batch
         return _free_position(kernel, left=cut[0]), made
+
+    def _dims_selected(self, name: str, view: Tensor) -> int:
+        """Return how many leading dimensions of a parameter a view of a part lost (one expert of many)."""
+        shape = self.shapes.get(name, ())
+        return max(0, len(shape) - view.dim()) if view.numel() < math.prod(shape) else 0
 
     def _decide(self, name: str, sides: tuple[int, int], taken: State, *, bias: str | None) -> None:
         if taken.level is Level.PARTIAL:

@@ -157,6 +157,7 @@ class Replayer:
         inner = Recorder(
             where=outer.where, parameters=outer.parameters, buffers=outer.buffers, kernels=outer.kernels
         )
+        inner.regions.shapes = outer.regions.shapes
         with outer.pause():
             leaves = [self._fresh(leaf) for leaf in inputs[0]]
             args, kwargs = tree_unflatten(leaves, inputs[1])
@@ -174,6 +175,7 @@ class Replayer:
                 grads = _backward(inner, block, leaves=leaves, out=out)
                 inner.end()
         outer.rewritten |= inner.rewritten
+        outer.values.assumed_balance |= inner.values.assumed_balance
         return Template(
             recorder=inner,
             segments=tuple(record for record in inner.segments if isinstance(record, SegmentRecord)),

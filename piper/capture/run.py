@@ -100,6 +100,7 @@ def record(
         inputs=inputs,
         kernels=kernels,
     )
+    recorder.regions.shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     with (
         undisturbed(module, where=where),
         all_called(module, where=where),

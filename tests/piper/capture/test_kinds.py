@@ -15,6 +15,7 @@ from cost_models.ops import OpKind
 from piper import annotate
 from piper.capture import capture
 from piper.errors import ModelError
+from piper.runtime.program import build_program
 
 HIDDEN, SIZES = modules.HIDDEN, {"micro_batch": 2, "seq_len": 8, "dtype": "fp32"}
 NUMBERS = 2 * 8 * HIDDEN
@@ -412,16 +413,61 @@ def test_branches_that_meet_again_go_straight_from_where_they_part():
     assert model.segments[3].inputs_saved == (True, True)
 
 
-def test_shapes_that_depend_on_the_routing_are_refused_with_the_grouped_product_as_the_fix():
-    def loop(part, x):
-        rows = x.flatten(0, 1)
-        chosen = part(rows).argmax(-1)
-        out = torch.zeros_like(rows)
-        for expert in range(2):
-            mine = (chosen == expert).nonzero().flatten()
-            out.index_add_(0, mine, rows[mine])
-        return out.view_as(x)
+def _by_nonzero(rows, chosen, expert, out):
+    mine = (chosen == expert).nonzero().flatten()
+    out.index_add_(0, mine, rows[mine])
 
-    error = refused(loop, nn.Linear(HIDDEN, 2))
+
+def _by_where(rows, chosen, expert, out):
+    (mine,) = torch.where(chosen == expert)
+    out[mine] += rows[mine]
+
+
+def _by_mask(rows, chosen, expert, out):
+    mask = chosen == expert
+    out[mask] = rows[mask]
+
+
+def _by_counts(rows, chosen, expert, out):
+    ends = torch.bincount(chosen, minlength=4).cumsum(0).tolist()
+    order = chosen.argsort()
+    mine = order[ends[expert] - chosen.numel() // 4 : ends[expert]]
+    out.index_add_(0, mine, rows[mine])
+
+
+@pytest.mark.parametrize("take", [_by_nonzero, _by_where, _by_mask, _by_counts])
+def test_however_tokens_are_routed_each_expert_gets_its_balanced_share(take):
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = nn.Linear(HIDDEN, 4)
+            self.experts = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+
+    def route(part, x):
+        rows = x.flatten(0, 1)
+        chosen = part.router(rows).topk(1).indices.flatten()
+        out = torch.zeros_like(rows)
+        for number, expert in enumerate(part.experts):
+            take(expert(rows) if take is _by_mask else rows, chosen, number, out)
+        return (out + chosen.unique().sum()).view_as(x)
+
+    model = capture(Middle(route, Routed()), **SIZES)
+    moved = [op for op in model.segments[1].forward.operations if op.name.startswith("aten.index.")]
+    assert {op.shape for op in moved} >= {(NUMBERS // 4,)}
+    assert "every expert chosen alike" in model.notices[0]
+
+
+@pytest.mark.parametrize("choose", [lambda x: x > 0, lambda x: x.sum(-1) > x.mean()])
+def test_other_shapes_that_depend_on_numbers_are_refused(choose):
+    error = refused(lambda _, x: x + x[choose(x)].sum())
     assert error.field == "forward"
     assert "F.grouped_mm" in error.fix
+
+
+def test_a_program_that_is_to_run_assumes_no_routing():
+    def read(_, x):
+        return x * x[0].argmax(-1).max().item()
+
+    assert capture(Middle(read), **SIZES).notices
+    with pytest.raises(RuntimeError, match="meta"):
+        build_program(lambda: Middle(read), seq_len=8, micro_batch_sizes=(2,), dtype="fp32")

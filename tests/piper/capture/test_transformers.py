@@ -160,6 +160,18 @@ def test_experts_are_cut_over_their_hidden_features(name: str) -> None:
     assert layout == {"gate_up_proj": 1, "down_proj": 2}
 
 
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_loop_over_experts_gets_the_shapes_of_balanced_routing(name: str) -> None:
+    grouped, loop = captured(name), captured(name, experts_implementation="eager")
+    assert _flops(loop) == _flops(grouped)
+    assert any("every expert chosen alike" in notice for notice in loop.notices)
+    assert not grouped.notices
+    experts = next(segment for segment in loop.segments if "experts" in segment.name)
+    rows = {op.shape[1] for op in experts.forward.operations if op.kind is OpKind.MATMUL}
+    assert rows == {BATCH * SEQ * 2 // of_transformers.EXPERTS}
+    assert {dim for _, dim in experts.tensor_layout} == {1, 2}
+
+
 @pytest.mark.parametrize("name", [*DENSE, *SPARSE])
 @pytest.mark.parametrize(
     ("strategy", "gpus"),
