@@ -7,6 +7,11 @@ too. Context parallelism leaves 1/cp of the tokens everywhere. Values that enter
 all-gather has run), values that leave it are whole partial sums (their reduce-scatter has not). The fullest
 rank of experts takes `imbalance` (at most `capacity`) times the mean rows; the ranks that share an expert
 (etp) take the same rows.
+
+[Note: core attention]
+Selective recomputation of attention and softmax makes a segment tagged CP again as a whole: where attention
+is not one kernel, scores, softmax and dropout all follow from queries and keys (Korthikanti et al. 2022,
+arXiv 2205.05198, section 5).
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ _ROW_NUMBERS = 3
 """Maximum, sum of exponentials, and the wanted entry."""
 _HEADS = 1
 """Position of the heads in the shape of attention."""
+_CORE = frozenset({OpKind.ATTENTION.value, OpKind.SOFTMAX.value})
+"""Kinds that selective recomputation makes again where nothing else is asked."""
 
 
 def spec_bytes(spec: TensorSpec) -> int:
@@ -143,7 +150,8 @@ class LocalModel:
         rule = self._selective.get(number)
         if rule is None:
             return 0
-        chosen = [row for row in self.model.segments[number].saved_by_kind if row[0] in rule.kinds]
+        rows, whole = self.model.segments[number].saved_by_kind, self._makes_core_again(number, rule)
+        chosen = [row for row in rows if whole or row[0] in rule.kinds]
         weights = sum(late for _, _, late in chosen)
         return self._share(number, weights if for_weights else sum(size for _, size, _ in chosen) - weights)
 
@@ -216,10 +224,16 @@ class LocalModel:
         if rule is None:
             return ()
         forward = self.operations(number, TaskKind.F)
-        key = (id(forward), rule.kinds)
+        key = (id(forward), rule.kinds, self._makes_core_again(number, rule))
         if key not in self._cut_operations:
-            self._cut_operations[key] = tuple(o for o in forward if o.kind.value in rule.kinds)
+            whole = self._makes_core_again(number, rule)
+            self._cut_operations[key] = tuple(o for o in forward if whole or o.kind.value in rule.kinds)
         return self._cut_operations[key]
+
+    def _makes_core_again(self, number: int, rule: Recomputation) -> bool:
+        """Return whether a segment is attention that is made again as a whole [Note: core attention]."""
+        tags = dict(self.model.segments[number].tags)
+        return "CP" in tags and frozenset(rule.kinds) >= _CORE
 
     @cached_property
     def unit_of(self) -> tuple[int, ...]:
