@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from cost_models.ops import Operation, merge_equal
+from cost_models.ops import Operation, OpKind, merge_equal
 from piper.capture.dtypes import name_of
 from piper.capture.peak import Moment, peak_of
 from piper.capture.records import (
@@ -108,7 +108,10 @@ def assemble(
     )
     model = CapturedModel(
         facts=facts
-        or _counted_facts(where, parameters, segments, vocabulary=trained.recorder.vocabulary.size),
+        or replace(
+            _counted_facts(where, parameters, segments, tokens=micro_batch * seq_len),
+            vocabulary=trained.recorder.vocabulary.size,
+        ),
         parameters=parameters,
         segments=segments,
         buffer_bytes=sum(buffer.untyped_storage().nbytes() for buffer in module.buffers()),
@@ -358,11 +361,23 @@ def _require_same_segments(run: Run, others: Sequence[Run], *, where: str) -> No
 
 
 def _counted_facts(
-    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment], *, vocabulary: int
+    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment], *, tokens: int
 ) -> ModelFacts:
+    """Return what the kernels tell: heads where all attention is alike, and weights that a token passes by.
+
+    A grouped matmul [groups, rows, n, k] has groups x n x k weights; a token sees rows / tokens groups.
+    """
     count = sum(parameter.numel for parameter in parameters)
+    kernels = [op for segment in segments for op in segment.forward.operations]
+    attention = {(op.shape[1], op.shape[-1]) for op in kernels if op.kind is OpKind.ATTENTION}
+    heads, head_dim = attention.pop() if len(attention) == 1 else (0, 0)
+    idle = sum(
+        op.count * max(0, op.shape[0] - op.shape[1] / tokens) * op.shape[2] * op.shape[3]
+        for op in kernels
+        if op.kind is OpKind.GROUPED_MATMUL
+    )
     layers = {dict(segment.tags)["LAYER"] for segment in segments if "LAYER" in dict(segment.tags)}
     return ModelFacts(
-        name=name, n_parameters=count, n_active_parameters=count, layers=len(layers),
-        hidden=0, heads=0, head_dim=0, vocabulary=vocabulary,
+        name=name, n_parameters=count, n_active_parameters=count - round(idle), layers=len(layers),
+        hidden=0, heads=heads, head_dim=head_dim, vocabulary=0,
     )  # fmt: skip
