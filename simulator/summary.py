@@ -182,6 +182,7 @@ def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "bubble_fraction": _ratio(attribution.mean_s(Label.BUBBLE), step_s),
         "idle_fraction": _ratio(attribution.mean_s(*idle), step_s),
         "breakdown_s": attribution.breakdown_s(),
+        "bubble_s": attribution.bubble_s(),
     }
 
 

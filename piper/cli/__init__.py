@@ -18,6 +18,7 @@ from typing import NoReturn
 COMMANDS = {
     "simulate": ("piper.cli.simulate:simulate", "Time, memory and breakdown of one strategy."),
     "compare": ("piper.cli.compare:compare", "Several strategies side by side."),
+    "explain": ("piper.cli.explain:explain", "Where the step goes, what limits it, what would help most."),
     "search": ("piper.cli.search:search", "The fastest strategy that fits, and why the others lost."),
     "check": ("piper.cli.check:check", "Static checks of a strategy or a plan, nothing runs."),
     "run": ("piper.cli.run:run", "Train with a strategy on CPU processes or under torchrun."),

@@ -8,6 +8,9 @@ the wire; host while the next compute task is not yet dispatched; else bubble. W
 [Note: what the next task waits for]  Directly or through other communication of this rank (its waits and
     the tasks before it on its stream). Of several on the wire at once the one that ends last counts.
     After the last compute task of the window, the next one is the first of the following step.
+[Note: phases of the bubble]  By the next compute task of the rank, in the order of its step: warm-up up to
+    the first backward (B or BI) inclusive, cool-down where neither the task nor any after it is a forward,
+    steady between. What a rank idles after its last task of the window is cool-down.
 """
 
 from __future__ import annotations
@@ -44,6 +47,14 @@ class Label(IntEnum):
     STRAGGLER = 11
 
 
+class Phase(IntEnum):
+    """Parts of a step on one rank, in the order of `bubble_s`; see [Note: phases of the bubble]."""
+
+    WARM_UP = 0
+    STEADY = 1
+    COOL_DOWN = 2
+
+
 BUSY = (Label.COMPUTE, Label.RECOMPUTE, Label.OPTIMIZER)
 AXIS_LABELS = {
     "tp": Label.EXPOSED_TP,
@@ -62,26 +73,35 @@ class Attribution:
     Args:
         begin_ns, end_ns: the window.
         label_ns: int64 [tracks, labels]; every row sums to end_ns - begin_ns.
+        bubble_ns: int64 [tracks, phases]; every row sums to the bubble of the track.
         n_devices: int64 [tracks], how many ranks each track stands for.
     """
 
     begin_ns: int
     end_ns: int
     label_ns: npt.NDArray[np.int64]
+    bubble_ns: npt.NDArray[np.int64]
     n_devices: npt.NDArray[np.int64]
 
     def mean_s(self, *labels: Label) -> float:
         """Return the seconds under `labels`, averaged over ranks."""
-        total_ns = sum(int(ns) * int(n) for ns, n in zip(self._sum(labels), self.n_devices, strict=True))
-        return total_ns / int(self.n_devices.sum()) / 1e9
+        return self._mean_s(self._sum(labels))
 
     def breakdown_s(self) -> dict[str, float]:
         """Return `breakdown_s` of the result: mean seconds by label name."""
         return {label.name.lower(): self.mean_s(label) for label in Label}
 
+    def bubble_s(self) -> dict[str, float]:
+        """Return mean seconds of bubble by name of its phase."""
+        return {phase.name.lower(): self._mean_s(self.bubble_ns[:, phase]) for phase in Phase}
+
     def busy_ns(self) -> npt.NDArray[np.int64]:
         """Return, by track, how long its compute stream ran."""
         return self._sum(BUSY)
+
+    def _mean_s(self, by_track: npt.NDArray[np.int64]) -> float:
+        total_ns = sum(ns * n for ns, n in zip(by_track.tolist(), self.n_devices.tolist(), strict=True))
+        return float(total_ns / int(self.n_devices.sum()) / 1e9)
 
     def _sum(self, labels: Sequence[Label]) -> npt.NDArray[np.int64]:
         return np.asarray(self.label_ns[:, list(labels)].sum(axis=1), dtype=np.int64)
@@ -95,10 +115,13 @@ def attribute(plan: Plan, timeline: Timeline) -> Attribution:
         _RankView(plan, devices[track.pipeline_rank], track).label_window(begin, end)
         for track in timeline.tracks
     ]
-    label_ns = np.array(rows, dtype=np.int64)
+    label_ns = np.array([labels for labels, _ in rows], dtype=np.int64)
+    bubble_ns = np.array([phases for _, phases in rows], dtype=np.int64)
     check_invariant(bool((label_ns.sum(axis=1) == end - begin).all()), "labels do not add up to the window")
+    bubble = label_ns[:, Label.BUBBLE]
+    check_invariant(bool((bubble_ns.sum(axis=1) == bubble).all()), "phases do not add up to the bubble")
     counts = np.array([track.n_devices for track in timeline.tracks], dtype=np.int64)
-    return Attribution(begin_ns=begin, end_ns=end, label_ns=label_ns, n_devices=counts)
+    return Attribution(begin_ns=begin, end_ns=end, label_ns=label_ns, bubble_ns=bubble_ns, n_devices=counts)
 
 
 def communication_labels(plan: Plan, device: DevicePlan) -> list[Label]:
@@ -168,13 +191,15 @@ class _RankView:
         self.labels = np.array(communication_labels(plan, device), dtype=np.int64)
         self.is_busy = np.isin(self.labels, np.array(BUSY))
         self.compute = np.flatnonzero(self.is_busy & (table.stream == 0))
+        self.phase = np.full(self.num_tasks, Phase.COOL_DOWN, dtype=np.int64)
+        self.phase[self.compute] = _phases(table.kind[self.compute])
         self.start, self.end, self.dispatch = track.start_ns, track.end_ns, track.dispatch_ns
         self.waits, self.previous_step_waits = table.waits, table.previous_step_waits
         self.before_on_stream = _before_on_stream(table.stream)
         self.skew_begin, self.skew_end = _straggler_intervals(track)
 
-    def label_window(self, begin: int, end: int) -> Ints:
-        """Return ns by label, int64 [labels]; they sum to `end - begin`."""
+    def label_window(self, begin: int, end: int) -> tuple[Ints, Ints]:
+        """Return ns by label, int64 [labels], which sum to `end - begin`, and those of bubble by phase."""
         found = np.zeros(len(Label), dtype=np.int64)
         num_spans = len(self.start)
         steps = np.arange(0, num_spans, self.num_tasks)
@@ -188,7 +213,7 @@ class _RankView:
         idle = until > cursor
         dispatch = np.append(self.dispatch[instance], begin)
         known = np.append(np.ones(len(instance), dtype=np.bool_), False)
-        self._label_gaps(
+        phases = self._label_gaps(
             found,
             _Gaps(
                 begin=cursor[idle],
@@ -197,10 +222,10 @@ class _RankView:
                 dispatched=np.where(known, dispatch, cursor)[idle],
             ),
         )
-        return found
+        return found, phases
 
-    def _label_gaps(self, found: Ints, gaps: _Gaps) -> None:
-        """Cut idle time where something begins or ends, and label every part of it."""
+    def _label_gaps(self, found: Ints, gaps: _Gaps) -> Ints:
+        """Cut idle time where something begins or ends, and label every part; return bubble by phase."""
         wires = self._waited_for(gaps)
         gap, at, until = self._parts(gaps, wires)
         label = np.where(at < gaps.dispatched[gap], Label.HOST, Label.BUBBLE)
@@ -209,7 +234,14 @@ class _RankView:
         label = np.where(wire == NONE, label, self.labels[wired])
         skew = np.searchsorted(self.skew_begin, at, side="right") - 1
         late = (skew >= 0) & (at < np.append(self.skew_end, 0)[skew])
-        np.add.at(found, np.where(late, Label.STRAGGLER, label), until - at)
+        label = np.where(late, Label.STRAGGLER, label)
+        np.add.at(found, label, until - at)
+        upcoming, bubble = gaps.upcoming[gap], label == Label.BUBBLE
+        here = (upcoming != NONE) & (upcoming < len(self.start))
+        phase = np.where(here, self.phase[upcoming % self.num_tasks], Phase.COOL_DOWN)
+        phases = np.zeros(len(Phase), dtype=np.int64)
+        np.add.at(phases, phase[bubble], (until - at)[bubble])
+        return phases
 
     def _parts(self, gaps: _Gaps, wires: _Wires) -> tuple[Ints, Ints, Ints]:
         """Return (gap, begin, end) of parts in which nothing begins or ends."""
@@ -260,6 +292,15 @@ class _RankView:
             found.append((gap[row], offset[row] - back + lists.values[place]))
         gaps, instances = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return gaps[instances >= 0], instances[instances >= 0]
+
+
+def _phases(kind: Ints) -> Ints:
+    """Return the phase of idle time before each compute task of a rank, given their kinds in order."""
+    forward = kind == TaskKind.F
+    backward = (kind == TaskKind.B) | (kind == TaskKind.BI)
+    begun = np.cumsum(backward) - backward > 0
+    more = np.cumsum(forward[::-1])[::-1] > 0
+    return np.where(~begun, Phase.WARM_UP, np.where(more, Phase.STEADY, Phase.COOL_DOWN))
 
 
 def _on_the_wire(wires: _Wires, gap: Ints, at: Ints) -> Ints:

@@ -18,7 +18,8 @@ KEYS = {
     "tokens_per_s_per_gpu", "model_flops_per_step", "tflops_per_gpu", "mfu", "hfu", "mfu_convention",
     "peak_memory_bytes", "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
     "device_memory_bytes", "fits",
-    "bubble_fraction", "idle_fraction", "breakdown_s", "ranks", "error_band", "provenance", "warnings",
+    "bubble_fraction", "idle_fraction", "breakdown_s", "bubble_s", "ranks", "error_band", "provenance",
+    "warnings",
 }  # fmt: skip
 PARTS = [
     "compute", "recompute", "exposed_tp", "exposed_dp", "exposed_pp", "exposed_ep", "exposed_cp",
@@ -70,6 +71,7 @@ def test_the_parts_of_the_breakdown_add_up_to_the_step(plan, model):
     assert abs(math.fsum(parts.values()) - step_s) <= 1e-9 * step_s
     assert result["bubble_fraction"] == pytest.approx(parts["bubble"] / step_s)
     idle_s = step_s - parts["compute"] - parts["recompute"] - parts["optimizer"]
+    assert sum(result["bubble_s"].values()) == pytest.approx(parts["bubble"])
     assert result["idle_fraction"] == pytest.approx(idle_s / step_s)
     assert result["ranks"][0]["busy_s"] == pytest.approx(8 * 3000e-9 + 1000e-9)
 

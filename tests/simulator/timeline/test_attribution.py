@@ -7,7 +7,7 @@ import pytest
 from cost_models.errors import InternalError
 from simulator import simulate
 from simulator.plan import NONE, TaskKind
-from simulator.timeline.attribution import Label, attribute
+from simulator.timeline.attribution import Label, Phase, attribute
 from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
 
 K = TaskKind
@@ -213,3 +213,31 @@ def test_delayed_weight_gradients_and_gradients_of_inputs_are_compute():
     device.compute("bi", 4, K.BI, microbatch=0)
     device.compute("bw", 8, K.BW, microbatch=0)
     assert labels(builder) == [{"compute": 12}]
+
+
+def phases(plan, steps=1, **prices):
+    found = attribute(plan, simulate(plan, FakeCostModel(**prices), steps=steps))
+    assert (found.bubble_ns.sum(axis=1) == found.label_ns[:, Label.BUBBLE]).all()
+    return found.bubble_ns.tolist()
+
+
+def test_the_bubble_of_1f1b_is_warm_up_before_the_first_backward_and_cool_down_after_the_last_forward():
+    """rank 0: F F . . B B F B B . B B, rank 1: . F B B F B B F B B . ., one letter per ns."""
+    plan = pipeline_plan(one_f_one_b_rows(2, 3), costs=Costs(forward_ns=1, backward_ns=2))
+    assert phases(plan) == [[2, 0, 1], [1, 0, 2]]
+
+
+def test_what_a_rank_idles_in_a_settled_window_before_its_first_forward_is_warm_up():
+    plan = pipeline_plan(one_f_one_b_rows(2, 3), costs=Costs(forward_ns=1, backward_ns=2))
+    assert phases(plan, steps=3) == phases(plan)
+
+
+def test_bubble_before_the_only_backward_is_warm_up_though_no_forward_follows():
+    plan = pipeline_plan(one_f_one_b_rows(2, 1), costs=Costs(forward_ns=1, backward_ns=2))
+    assert phases(plan) == [[3, 0, 0], [1, 0, 2]]
+
+
+def test_messages_that_take_time_stall_forwards_and_backwards_that_alternate():
+    plan = pipeline_plan(one_f_one_b_rows(2, 4), costs=Costs(forward_ns=3, backward_ns=1))
+    assert [row[Phase.STEADY] for row in phases(plan)] == [0, 0]
+    assert sum(row[Phase.STEADY] for row in phases(plan, transfer_ns=lambda *_: 2)) > 0

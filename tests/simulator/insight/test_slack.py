@@ -1,0 +1,100 @@
+"""Slack and the critical path, held against simulating again with one task delayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import build_workload, simulate
+from simulator.insight import critical_path, slack_ns
+from simulator.plan import NONE, TaskKind
+from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
+from tests.random_plans import PRICES, plans
+
+K = TaskKind
+
+
+class Step:
+    """A plan simulated once, and again with changed times."""
+
+    def __init__(self, plan, prices, steps=1):
+        self.plan, self.prices, self.steps = plan, prices, steps
+        self.work = build_workload(plan, prices)
+        self.timeline = simulate(plan, prices, steps=steps, workload=self.work)
+        self.end = self._column("end_ns")
+        self.slack = slack_ns(self.work, self.timeline)
+
+    def _column(self, name):
+        rows = [getattr(track, name).reshape(self.steps, -1) for track in self.timeline.tracks]
+        return np.concatenate(rows, axis=1)
+
+    def delayed(self, task, by_ns):
+        """Return the end of the step when `task`, and what it meets, end later: from when they ended."""
+        work, duration = self.work, self.work.duration_ns.copy()
+        start = self._column("start_ns")[0]
+        joined = np.maximum(self._column("ready_ns")[0], self._column("dispatch_ns")[0])
+        together = [task]
+        if work.collective[task] != NONE:
+            together = list(work.members.row(int(work.collective[task])))
+        elif work.partner[task] != NONE and not work.eager[task]:
+            together += [int(work.partner[task])]
+        for one in together:
+            begun = int(start[one])
+            if work.eager[one] and not work.is_send[one]:
+                begun = int(joined[work.partner[one]])
+            duration[one] = self.end[0, one] - begun + by_ns
+        changed = replace(work, duration_ns=duration)
+        return simulate(self.plan, self.prices, steps=1, workload=changed).makespan_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=st.builds(Step, plans(), PRICES), data=st.data())
+def test_a_delay_up_to_the_slack_does_not_move_the_end_and_one_more_moves_it_by_one(*, step, data):
+    end = step.timeline.makespan_ns
+    tasks = data.draw(st.lists(st.integers(0, step.work.num_tasks - 1), min_size=1, max_size=6))
+    for task in tasks:
+        slack = int(step.slack[0, task])
+        assert step.delayed(task, 0) == end
+        assert step.delayed(task, slack) == end
+        assert step.delayed(task, slack + 1) == end + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=st.builds(Step, plans(), PRICES, st.integers(1, 3)))
+def test_the_path_has_no_gap_and_what_runs_on_it_has_no_slack(step):
+    parts = critical_path(step.work, step.timeline).parts
+    assert [part.begin_ns for part in parts] == [0, *(part.end_ns for part in parts)][: len(parts)]
+    assert (parts[-1].end_ns if parts else 0) == step.timeline.makespan_ns
+    assert not any(step.slack.ravel()[part.instance] for part in parts if not part.is_host)
+    assert (step.slack >= 0).all()
+    assert not any(part.is_host for part in parts[1:])
+
+
+def test_a_message_that_waits_for_nobody_has_the_slack_of_what_receives_it():
+    builder = PlanBuilder(pipeline_ranks=2)
+    builder.devices[0].compute("a", 10, microbatch=0)
+    builder.transfer(0, 1, sent_after=["a"])
+    builder.devices[1].compute("c", 30, microbatch=1)
+    builder.devices[1].compute("b", 5, microbatch=0, waits=["recv x"])
+    step = Step(builder.build(), FakeCostModel(transfer_ns=lambda *_: 7))
+    found = dict(zip(step.work.codes, step.slack[0].tolist(), strict=True))
+    assert sorted(found.values()) == [0, 0, 13, 13, 13]
+
+
+def test_every_pass_of_a_pipeline_without_steady_bubble_that_is_on_the_path_is_named_by_kind():
+    plan = pipeline_plan(one_f_one_b_rows(2, 3), costs=Costs(forward_ns=1, backward_ns=2))
+    step = Step(plan, FakeCostModel())
+    path = critical_path(step.work, step.timeline)
+    assert sum(path.by_kind_ns(plan).values()) == 12
+    assert set(path.by_kind_ns(plan)) <= {"F", "B"}
+    assert sum(path.by_rank_ns(step.work).values()) == 12
+
+
+def test_of_several_steps_the_path_of_the_last_fills_its_window():
+    plan = pipeline_plan(one_f_one_b_rows(3, 4), costs=Costs(forward_ns=2, backward_ns=3, update_ns=1))
+    step = Step(plan, FakeCostModel(transfer_ns=lambda *_: 1), steps=3)
+    path = critical_path(step.work, step.timeline)
+    assert sum(path.by_kind_ns(plan).values()) == step.timeline.step_time_ns

@@ -1,0 +1,54 @@
+"""Changes simulated again: never slower, and never better than the critical path allows."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from simulator import build_workload, simulate
+from simulator.insight import try_changes
+from simulator.plan import TaskKind
+from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
+from tests.random_plans import PRICES, plans
+
+K = TaskKind
+
+
+def tried(plan, prices, *, steps=1, ranks_per_node=1):
+    work = build_workload(plan, prices)
+    timeline = simulate(plan, prices, steps=steps, workload=work)
+    found = try_changes(
+        plan, prices, workload=work, timeline=timeline, node_of=lambda rank: rank // ranks_per_node
+    )
+    return timeline, found
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=plans(), prices=PRICES)
+def test_a_change_gains_at_most_what_it_takes_from_the_critical_path_and_never_costs(plan, prices):
+    timeline, found = tried(plan, prices)
+    for what_if in found:
+        assert 0 <= what_if.gain_ns <= what_if.promised_ns, what_if
+        assert what_if.step_time_ns == timeline.step_time_ns - what_if.gain_ns
+    assert [w.gain_ns for w in found] == sorted((w.gain_ns for w in found), reverse=True)
+
+
+def test_a_link_between_nodes_helps_only_plans_whose_ranks_are_apart():
+    plan = pipeline_plan(one_f_one_b_rows(2, 1), costs=Costs(forward_ns=1, backward_ns=2))
+    prices = FakeCostModel(transfer_ns=lambda *_: 10)
+    apart = {w.change: w.gain_ns for w in tried(plan, prices)[1]}
+    together = {w.change: w.gain_ns for w in tried(plan, prices, ranks_per_node=2)[1]}
+    assert apart["network between nodes 2x"] == together["links inside a node 2x"] == 10
+    assert apart["pp communication 2x as fast"] == 10
+    assert "links inside a node 2x" not in apart
+    assert "network between nodes 2x" not in together
+
+
+def test_another_path_takes_over_and_the_gain_is_less_than_the_path_promises():
+    builder = PlanBuilder(pipeline_ranks=2)
+    builder.devices[0].compute("a", 10, microbatch=0)
+    builder.transfer(0, 1, sent_after=["a"])
+    builder.devices[1].compute("other", 28, microbatch=1)
+    builder.devices[1].compute("b", 5, microbatch=0, waits=["recv x"])
+    _, found = tried(builder.build(), FakeCostModel(transfer_ns=lambda *_: 20))
+    (message,) = [w for w in found if w.change == "pp communication 2x as fast"]
+    assert (message.promised_ns, message.gain_ns) == (10, 2)
