@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cost_models.ops import OpKind
 from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
@@ -73,14 +74,28 @@ class ShardSequence(Directive):
                 rule="is cut over the axis cp, which has one rank",
                 fix="leave shard_sequence out, or name cp in mesh",
             )  # fmt: skip
+        segments = claimed_regions(graph, self.filter, "CP", where=self.where, op=self.op)
+        unfused = (i for i in segments if self.method == "ring" and _has_several_kernels(graph, i))
+        if next(unfused, None) is not None:
+            raise StrategyError(
+                where=self.where, field="shard_sequence.method", value=self.method,
+                rule="passes keys and values on inside one kernel; this attention has several",
+                fix="choose flash attention (--set model.attention=flash), or the method all_to_all",
+            )  # fmt: skip
         fact = SequenceSharding(
-            segments=claimed_regions(graph, self.filter, "CP", where=self.where, op=self.op),
+            segments=segments,
             method=self.method,
             balanced=self.balanced,
             stream=self.stream,
             where=self.where,
         )
         return state(graph, "sequence_shardings", fact, op=self.op, value=self.filter.source)
+
+
+def _has_several_kernels(graph: Graph, segment: int) -> bool:
+    """Return whether a segment computes a softmax over scores of its own, as unfused attention does."""
+    kinds = {operation.kind for operation in graph.model.segments[segment].forward.operations}
+    return OpKind.SOFTMAX in kinds and OpKind.ATTENTION not in kinds
 
 
 def _method(value: object, *, where: str, name: str) -> str:

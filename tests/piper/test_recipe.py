@@ -61,3 +61,14 @@ def test_an_unfused_attention_needs_more_memory_and_time():
     flash, unfused = run(), run(("model.attention", "math"))
     assert unfused["peak_memory_bytes"] > flash["peak_memory_bytes"]
     assert unfused["step_time_s"] > flash["step_time_s"]
+
+
+def test_a_ring_over_the_sequence_needs_attention_of_one_kernel():
+    job = Job(
+        model="tiny-llama", strategy=load_strategy("cp=2,dp=1"), gpus=2, seq_len=64,
+        settings=(("model.attention", "math"),),
+    )  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        predict(job)
+    assert (caught.value.field, caught.value.value) == ("shard_sequence.method", "ring")
+    assert "model.attention=flash" in caught.value.fix
