@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,15 @@ def _attention_backward(call: Call) -> Cost:
     at = 7 if "for_cpu" in call.op else 11
     causal = bool(call.args[at]) if len(call.args) > at else False
     return _scores(call.args[1:4], call, matmuls=5, causal=causal)
+
+
+def _window_attention(call: Call) -> Cost:
+    """Count as `_attention`, but only the scores of the last `window` keys of each query, causally."""
+    matmuls = 5 if "backward" in call.op else 2
+    query, key, value, window = call.args
+    cost = _scores((query, key, value), call, matmuls=matmuls, causal=True)
+    seq = query.shape[2]
+    return replace(cost, flops=cost.flops * (2 * seq * window - window**2) // seq**2)
 
 
 def _scores(qkv: Sequence[Tensor], call: Call, *, matmuls: int, causal: bool) -> Cost:
@@ -256,6 +265,8 @@ COSTS: dict[str, Callable[[Call], Cost]] = {
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "window_attention": _window_attention,
+    "window_attention_backward": _window_attention,
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,

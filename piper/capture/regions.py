@@ -207,7 +207,10 @@ class Regions:
                 self.refused.setdefault(name)
             tensor = kernel.operands[side]
             of_features = tensor.numel() == state.extent  # a vector, or a row for each head
-            self.layout.setdefault(name, 0 if of_features or _of_heads(tensor, state.extent) else WHOLE)
+            of_heads = _of_heads(tensor, state.extent) or (
+                kernel.kind is OpKind.ATTENTION and tensor.shape == (kernel.shape[HEADS],)
+            )
+            self.layout.setdefault(name, 0 if of_features or of_heads else WHOLE)
         if state.level is not Level.CUT:
             return -1, state
         if kernel.kind is OpKind.ATTENTION:

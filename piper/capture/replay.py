@@ -23,6 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from piper.annotation import Annotation
 from piper.capture.backward import Layout, backward_of, empty, layout_of
 from piper.capture.kernels import Kernels
+from piper.capture.mixing import flash_mixing
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayMismatchError, ReplayRecord, SegmentRecord, Value
 from piper.capture.regions import region_of
@@ -161,7 +162,7 @@ class Replayer:
         with outer.pause():
             leaves = [self._fresh(leaf) for leaf in inputs[0]]
             args, kwargs = tree_unflatten(leaves, inputs[1])
-            with inner.recording(), Kernels(inner):
+            with inner.recording(), Kernels(inner), flash_mixing(inner):
                 values = tuple(
                     inner.book.produce(leaf, producer=-1, order=order) if self._is_variable(leaf) else None
                     for order, leaf in enumerate(leaves)

@@ -17,6 +17,7 @@ from piper.capture.backward import backward_of
 from piper.capture.calling import loss_of
 from piper.capture.choice import KernelChoice
 from piper.capture.kernels import Kernels
+from piper.capture.mixing import flash_mixing
 from piper.capture.recorder import Recorder
 from piper.capture.records import ReplayMismatchError, ReplayRecord, Value
 from piper.capture.replay import replaying
@@ -108,6 +109,7 @@ def record(
         torch.set_grad_enabled(grad),
         recorder.recording(),
         Kernels(recorder),
+        flash_mixing(recorder),
     ):
         loss = _of_user(lambda: loss_of(module, *inputs), where=where, what="forward")
         if recorder.outside and any(isinstance(record, ReplayRecord) for record in recorder.segments):

@@ -5,7 +5,7 @@ Plain causal attention is one call of `F.scaled_dot_product_attention`. A window
 of that call, which torch's flash kernel does not take, so that its memory-efficient or unfused one runs. A
 softcap and sinks exist in no kernel of torch: the scores are made here, one after the other step. Kernels
 that do all of it at once (FlashAttention 2 and later: windows, biases, softcap) are put in place of
-`mix_tokens` with `mixing_by`. Documents that are packed into one sequence are attended one by one, or as one
+`mix` with `mixing_by`. Documents that are packed into one sequence are attended one by one, or as one
 batch if they are of one length; kernels for sequences of unlike lengths do the same work in one launch.
 """
 
@@ -104,10 +104,11 @@ def mix_tokens(  # noqa: PLR0917
 
 def _heads_first(parts: Sequence[Tensor], mixing: Mixing, extras: Extras) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in parts)
-    return (_MIXER.get() or _mix)(query, key, value, mixing, extras)
+    return (_MIXER.get() or mix)(query, key, value, mixing, extras)
 
 
-def _mix(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
+def mix(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
+    """Mix tokens as torch can, [microbatch, heads, seq, head_dim] of all three."""
     grouped = query.shape[1] != key.shape[1]
     if mixing.softcap is not None or extras.sinks is not None:
         return _mix_in_steps(query, key, value, mixing, extras)

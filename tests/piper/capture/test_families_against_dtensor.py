@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.ops import OpKind
-from piper.capture import capture
+from piper.capture import KernelChoice, capture
 from piper.compiler.local import LocalModel
 from piper.errors import StrategyError
 from piper.graph import TensorSharding
@@ -27,6 +27,7 @@ from simulator.plan import TaskKind
 from tests.graphs import after, placed
 from tests.tiny_configs import TINY
 
+CPU = KernelChoice(device="cpu")
 WORLD, BATCH, SEQ = 64, 2, 16
 KINDS = {
     "mm": OpKind.MATMUL,
@@ -183,11 +184,13 @@ def check(name, *, degree, sequence_parallel, tmp_path):
     if "v_head_dim" in config:  # as wide as keys, so that the CPU has a kernel too
         config = config | {"v_head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
     source = from_config(config, name=name, kind="config", where=name)
-    model = capture(source, micro_batch=BATCH, seq_len=SEQ, dtype="fp32", cache_dir=tmp_path)
-    if any(segment.tensor_refused for segment in model.segments):
+    sizes = {"micro_batch": BATCH, "seq_len": SEQ, "dtype": "fp32", "cache_dir": tmp_path}
+    fused = capture(source, **sizes)
+    if any(segment.tensor_refused for segment in fused.segments):
         with pytest.raises(StrategyError, match="normalises over features that are cut"):
-            planned(model, degree=degree, sequence_parallel=sequence_parallel)
+            planned(fused, degree=degree, sequence_parallel=sequence_parallel)
         return
+    model = capture(source, kernels=CPU, **sizes)
     local, graph = planned(model, degree=degree, sequence_parallel=sequence_parallel)
     layout = {n: dim for s in model.segments if "TP" in dict(s.tags) for n, dim in s.tensor_layout}
     mesh = init_device_mesh("cpu", (WORLD // degree, degree), mesh_dim_names=("dp", "tp"))["tp"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cost_models.ops import Operation, OpKind
-from piper.capture import CapturedModel, capture
+from cost_models.ops import OpKind
+from piper.capture import CapturedModel, KernelChoice, capture
 from piper.models import MODELS, ModelSource, build_module
 from piper.models.find import from_config
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
@@ -101,22 +101,6 @@ def grouped_flops(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: An
     return 2 * rows[0] * rows[1] * experts[-1]
 
 
-def counted_flops(operations: Sequence[Operation], *, backward: bool) -> int:
-    """FLOPs of products and attention over whole score matrices.
-
-    A backward of fused attention makes the scores again, the unfused one that torch counts does not.
-    """
-    total = 0
-    for op in operations:
-        if op.kind not in {OpKind.MATMUL, OpKind.GROUPED_MATMUL, OpKind.ATTENTION}:
-            continue
-        total += op.flops * op.count * (2 if op.causal else 1)
-        if op.kind is OpKind.ATTENTION and backward:
-            batch, heads, _, seq_q, seq_kv, head_dim = op.shape
-            total -= 2 * batch * heads * seq_q * seq_kv * head_dim * op.count
-    return total
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_captured_flops_are_those_of_torchs_counter(name: str) -> None:
     module, (tokens, labels) = built(name), batch(name)
@@ -126,6 +110,10 @@ def test_captured_flops_are_those_of_torchs_counter(name: str) -> None:
             loss = module(tokens, labels)
         with FlopCounterMode(display=False, custom_mapping=known) as backward:
             loss.backward()
+    kernels = KernelChoice(device="cpu", attention="math")
+    model = capture(source(name), micro_batch=2, seq_len=SEQ, dtype="fp32", kernels=kernels)
+    products = {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
     for cost, counter in (("forward", forward), ("backward", backward)):
-        operations = [op for segment in captured(name).segments for op in getattr(segment, cost).operations]
-        assert counted_flops(operations, backward=cost == "backward") == counter.get_total_flops(), cost
+        operations = [op for segment in model.segments for op in getattr(segment, cost).operations]
+        counted = sum(op.flops * op.count for op in operations if op.kind in products)
+        assert counted == counter.get_total_flops(), cost
