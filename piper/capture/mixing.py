@@ -8,14 +8,72 @@ skip scores outside of the window.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from piper.capture.recorder import Recorder
-from piper.models.token_mixing import Extras, Mixing, mix, mixing_by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """How the tokens of a sequence see each other; always causally.
+
+    Args:
+        scale: of the scores; None: head_dim ** -0.5.
+        window: a query sees this many last tokens, itself included; None: all.
+        softcap: scores become softcap * tanh(scores / softcap); None: not.
+        dropout: of the probabilities; 0 outside of training.
+        lengths: of the documents in a sequence, which do not see each other; (): it is one.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Tensors that join the scores.
+
+    Args:
+        slopes: of linear biases, [heads], or None.
+        sinks: a score per head that joins each softmax, [heads], or None.
+    """
+
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+Mixer = Callable[[Tensor, Tensor, Tensor, Mixing, Extras], Tensor | None]
+"""(query, key, value, mixing, extras) -> mixed values; None: torch's own way is right."""
+
+_MIXER: ContextVar[Mixer | None] = ContextVar("piper_mixer", default=None)
+
+
+@contextmanager
+def mixing_by(mixer: Mixer) -> Iterator[None]:
+    """Let `mixer` mix the tokens of every attention that runs in the block."""
+    token = _MIXER.set(mixer)
+    try:
+        yield
+    finally:
+        _MIXER.reset(token)
+
+
+def mixed_by_kernel(  # noqa: PLR0917
+    query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras
+) -> Tensor | None:
+    """Return what the kernel of the block that runs makes, [microbatch, heads, seq, head_dim], or None."""
+    mixer = _MIXER.get()
+    return None if mixer is None else mixer(query, key, value, mixing, extras)
 
 
 def flash_mixing(recorder: Recorder) -> AbstractContextManager[None]:
@@ -24,11 +82,11 @@ def flash_mixing(recorder: Recorder) -> AbstractContextManager[None]:
     if (choice.device, choice.attention) != ("cuda", "flash"):
         return nullcontext()
 
-    def mixer(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
+    def mixer(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor | None:  # noqa: PLR0917
         window = query.shape[2] if mixing.window is None else min(mixing.window, query.shape[2])
         special = mixing.softcap is not None or extras.sinks is not None or extras.slopes is not None
         if not special and window == query.shape[2]:
-            return mix(query, key, value, mixing, extras)
+            return None
         more = tuple(tensor for tensor in (extras.slopes, extras.sinks) if tensor is not None)
         mixed: Tensor = _Flash.apply(recorder, window, query, key, value, *more)  # type: ignore[no-untyped-call]
         return mixed

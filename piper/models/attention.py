@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from piper.capture.mixing import Extras, Mixing
 from piper.models import shape as shapes
 from piper.models.norms import Norm
 from piper.models.positions import rotate
 from piper.models.projections import Linear, by_inputs, by_outputs, compressed, expanded
-from piper.models.token_mixing import Extras, Mixing, mix_tokens
+from piper.models.token_mixing import mix_tokens
 
 
 class Attention(nn.Module):

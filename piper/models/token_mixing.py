@@ -4,71 +4,21 @@
 Plain causal attention is one call of `F.scaled_dot_product_attention`. A window or linear biases are a mask
 of that call, which torch's flash kernel does not take, so that its memory-efficient or unfused one runs. A
 softcap and sinks exist in no kernel of torch: the scores are made here, one after the other step. Kernels
-that do all of it at once (FlashAttention 2 and later: windows, biases, softcap) are put in place of
-`mix` with `mixing_by`. Documents that are packed into one sequence are attended one by one, or as one
-batch if they are of one length; kernels for sequences of unlike lengths do the same work in one launch.
+that do all of it at once (FlashAttention 2 and later: windows, biases, softcap) are put in place of `mix` by
+`piper.capture.mixing`. Documents that are packed into one sequence are attended one by one, or as one batch
+if they are of one length; kernels for sequences of unlike lengths do the same work in one launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from piper.annotation import annotate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixing:
-    """How the tokens of a sequence see each other; always causally.
-
-    Args:
-        scale: of the scores; None: head_dim ** -0.5.
-        window: a query sees this many last tokens, itself included; None: all.
-        softcap: scores become softcap * tanh(scores / softcap); None: not.
-        dropout: of the probabilities; 0 outside of training.
-        lengths: of the documents in a sequence, which do not see each other; (): it is one.
-    """
-
-    scale: float | None = None
-    window: int | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
-    lengths: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """Tensors that join the scores.
-
-    Args:
-        slopes: of linear biases, [heads], or None.
-        sinks: a score per head that joins each softmax, [heads], or None.
-    """
-
-    slopes: Tensor | None = None
-    sinks: Tensor | None = None
-
-
-Mixer = Callable[[Tensor, Tensor, Tensor, Mixing, Extras], Tensor]
-"""(query, key, value, mixing, extras) -> mixed values; shapes as in `mix_tokens`."""
-
-_MIXER: ContextVar[Mixer | None] = ContextVar("piper_mixer", default=None)
-
-
-@contextmanager
-def mixing_by(mixer: Mixer) -> Iterator[None]:
-    """Let `mixer` mix the tokens of every attention that runs in the block."""
-    token = _MIXER.set(mixer)
-    try:
-        yield
-    finally:
-        _MIXER.reset(token)
+from piper.capture.mixing import Extras, Mixing, mixed_by_kernel
 
 
 def mix_tokens(  # noqa: PLR0917
@@ -104,7 +54,8 @@ def mix_tokens(  # noqa: PLR0917
 
 def _heads_first(parts: Sequence[Tensor], mixing: Mixing, extras: Extras) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in parts)
-    return (_MIXER.get() or mix)(query, key, value, mixing, extras)
+    mixed = mixed_by_kernel(query, key, value, mixing, extras)
+    return mix(query, key, value, mixing, extras) if mixed is None else mixed
 
 
 def mix(query: Tensor, key: Tensor, value: Tensor, mixing: Mixing, extras: Extras) -> Tensor:  # noqa: PLR0917
