@@ -27,7 +27,7 @@ from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload
 
 PAIR = 2
-MOST_OWNERS = 8
+MOST_OWNERS = 10
 """Largest buffers at a rank's peak that are named."""
 BAND_BASIS = (
     "the prices of all tasks, each at the low (high) end of its band, over their sum: this ratio, averaged "
@@ -142,8 +142,9 @@ def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel, *, peaks: lis
         device = devices[track.pipeline_rank]
         shape = (-1, len(device.tasks))
         start, end = track.start_ns.reshape(shape), track.end_ns.reshape(shape)
-        here = reserved_peak_bytes(device, start_ns=start, end_ns=end)
         buffers = _communicator_bytes(plan, device, cost_model)
+        left = cost_model.device_memory_bytes - cost_model.context_bytes - buffers
+        here = reserved_peak_bytes(device, start_ns=start, end_ns=end, capacity_bytes=left)
         reserved, communicators = max(reserved, here), max(communicators, buffers)
         needed = max(needed, here + buffers + cost_model.context_bytes)
     return {

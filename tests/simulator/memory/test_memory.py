@@ -64,16 +64,16 @@ def test_the_owners_of_the_peak_are_named_the_largest_first():
     assert owners_at(device, track, time_ns=40) == [("weights", 100)]
 
 
-def test_the_allocator_rounds_to_512_bytes_and_large_buffers_to_2_mib():
+def test_the_allocator_rounds_to_512_bytes():
     sizes = np.array([0, 1, 512, 513, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1])
-    assert rounded_bytes(sizes).tolist() == [0, 512, 512, 1024, MIB, 2 * MIB, 2 * MIB, 4 * MIB]
+    assert rounded_bytes(sizes).tolist() == [0, 512, 512, 1024, MIB, MIB + 512, 2 * MIB, 2 * MIB + 512]
 
 
-def test_reserved_bytes_are_the_peak_of_the_rounded_sizes():
+def test_small_buffers_share_a_segment_of_2_mib():
     plan = story()
     (track,) = simulate(plan, FakeCostModel(), steps=1).tracks
     times = {"start_ns": track.start_ns.reshape(1, -1), "end_ns": track.end_ns.reshape(1, -1)}
-    assert reserved_peak_bytes(plan.device_plans[0], **times) == 3 * 512
+    assert reserved_peak_bytes(plan.device_plans[0], **times) == 2 * MIB
 
 
 def test_a_buffer_that_is_freed_before_it_lives_is_an_illegal_plan():
