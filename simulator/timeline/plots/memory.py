@@ -61,7 +61,7 @@ def plot_memory(
     columns = _columns(len(tracks))
     rows = math.ceil(len(tracks) / columns)
     peak = max(int(track.memory_bytes.sum(axis=1).max()) for track in tracks)
-    size, unit = next((size, unit) for size, unit in UNITS if peak >= size or size == 1)
+    size, unit = size_unit(peak)
     panel_in = float(np.interp(columns, [1, 4, 8], [2.6, 1.9, 1.2]))
     height_in = MARGINS.top_in + MARGINS.bottom_in + rows * panel_in + (rows - 1) * GAP_IN[1]
     with picture(path, width_in=WIDTH_IN, height_in=height_in) as figure:
@@ -84,6 +84,11 @@ def plot_memory(
     return Path(path)
 
 
+def size_unit(size_bytes: int) -> tuple[int, str]:
+    """Return (bytes per unit, unit) in which a size reads well."""
+    return next((size, unit) for size, unit in UNITS if size_bytes >= size or size == 1)
+
+
 def _columns(num_tracks: int) -> int:
     return next(columns for columns, most in GRIDS if num_tracks <= most)
 
@@ -92,7 +97,7 @@ def _panel(
     axes: Axes, track: RankTrack, window: tuple[int, int], *, scale: tuple[int, str], dense: bool
 ) -> None:
     size, unit = scale
-    times, stacked = _window_curve(track, window)
+    times, stacked = window_curve(track, window)
     unit_ns, time_name = time_unit(window[1] - window[0])
     x = (times - window[0]) / unit_ns
     axes.set_xlim(0, max(x[-1], 1e-9))
@@ -116,7 +121,7 @@ def _panel(
     bare(axes)
 
 
-def _window_curve(
+def window_curve(
     track: RankTrack, window: tuple[int, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the memory curve cut to the window: times from its begin to its end, and bytes by class."""

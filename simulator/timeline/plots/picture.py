@@ -23,6 +23,8 @@ DPI = 160
 INK = "#22262b"
 MUTED = "#6b7280"
 RULE = "#d5d9de"
+HANDLE_IN, CHARACTER_IN = 0.36, 0.066
+"""Room that an entry of a legend takes, and a character of its label, in inches."""
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "svg.hashsalt": "piper",
@@ -95,11 +97,13 @@ def write_title(figure: Figure, title: str, *, left_in: float) -> None:
 
 
 def write_legend(figure: Figure, handles: Sequence[Artist], *, left_in: float) -> None:
-    """Write one line of legend at the bottom left."""
+    """Write a legend at the bottom left, in one line or, where that is too long, in two."""
     width, height = figure.get_size_inches().tolist()
+    needed_in = sum(HANDLE_IN + CHARACTER_IN * len(str(handle.get_label())) for handle in handles)
+    lines = 1 if needed_in < width else 2
     figure.legend(
         handles=list(handles), loc="lower left", bbox_to_anchor=(left_in / width, 0.04 / height),
-        ncols=len(handles), fontsize=8, frameon=False, handlelength=1.2, handleheight=0.9,
+        ncols=-(-len(handles) // lines), fontsize=8, frameon=False, handlelength=1.2, handleheight=0.9,
         columnspacing=1.4, borderaxespad=0.0, borderpad=0.2,
     )  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""Timeline plot: the last step, one band per rank, the compute stream tall and the other streams thin."""
+"""Timeline plot: the last step, one band per rank: compute tall, other streams thin, memory below.
+
+With many ranks the other streams share one lane, and memory is drawn once, that of the fullest rank.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.plan import NONE, TaskKind, TaskName
+from simulator.plan import NONE, MemoryClass, TaskKind, TaskName
 from simulator.timeline.gantt import format_duration
+from simulator.timeline.plots.memory import size_unit, window_curve
 from simulator.timeline.plots.picture import (
     INK,
     MUTED,
@@ -44,6 +48,9 @@ COLOURS = {
     TaskKind.REDUCE_SCATTER: "#8a5a2b",
     TaskKind.ALL_GATHER: "#c9a15a",
     TaskKind.ALL_TO_ALL: "#0f766e",
+    TaskKind.RING_SHIFT: "#7c6a9c",
+    TaskKind.OFFLOAD: "#5fb7c4",
+    TaskKind.RELOAD: "#5fb7c4",
 }
 NAMES = {
     TaskKind.F: "F forward",
@@ -61,13 +68,19 @@ NAMES = {
     TaskKind.REDUCE_SCATTER: "reduce-scatter",
     TaskKind.ALL_GATHER: "all-gather",
     TaskKind.ALL_TO_ALL: "all-to-all",
+    TaskKind.RING_SHIFT: "ring shift",
+    TaskKind.OFFLOAD: "host copy",
+    TaskKind.RELOAD: "host copy",
 }
 IDLE = "#f1f3f5"
 WIDTH_IN = 14.0
 TEXT_IN = 0.12
-MARGINS = Margins(left_in=0.95, right_in=0.6, top_in=0.5, bottom_in=0.75)
+MARGINS = Margins(left_in=0.95, right_in=0.6, top_in=0.5, bottom_in=0.9)
 AXES_WIDTH_IN = WIDTH_IN - MARGINS.left_in - MARGINS.right_in
-COMPUTE_HEIGHT, STREAM_HEIGHT, RANK_GAP = 1.0, 0.24, 0.3
+COMPUTE_HEIGHT, STREAM_HEIGHT, MEMORY_HEIGHT, RANK_GAP = 1.0, 0.24, 0.6, 0.3
+SHARED_MEMORY_IN = 0.7
+STATIC = (MemoryClass.PARAMETERS, MemoryClass.GRADIENTS, MemoryClass.OPTIMIZER)
+MEMORY_COLOURS = {"static memory": "#b9c3cf", "other memory": "#7d91a8"}
 NAMED_STREAMS = 8
 MANY_BARS = 150
 LIGHTEST = 0.45
@@ -85,6 +98,10 @@ class _Lane:
     @property
     def is_compute(self) -> bool:
         return self.streams == (0,)
+
+    @property
+    def is_memory(self) -> bool:
+        return not self.streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +137,17 @@ def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = N
         axes.set_ylim(bottom + 0.1, -0.1)
         canvas = _Canvas(axes=axes, begin=begin, end=end, unit_ns=unit_ns, lane_in=lane_in)
         shown: set[TaskKind] = set()
+        peak = max(_peak_bytes(track) for track in timeline.tracks)
         for lane in lanes:
-            shown |= _draw_lane(canvas, lane)
+            if lane.is_memory:
+                _draw_memory(canvas, lane, window=timeline.window_ns, peak=peak)
+            else:
+                shown |= _draw_lane(canvas, lane)
         _label_lanes(canvas, lanes)
         axes.set_xlabel(f"time in the step ({unit})", fontsize=9)
         axes.tick_params(axis="x", labelsize=8, length=3)
         bare(axes)
-        _decorate(figure, shown, title or _default_title(timeline))
+        _decorate(figure, shown, title or _default_title(timeline), has_memory=peak > 0)
     return Path(path)
 
 
@@ -136,9 +157,9 @@ def _lane_in(num_tracks: int) -> float:
 
 
 def _lanes(timeline: Timeline) -> Iterator[_Lane]:
-    """Yield lanes from the top: per rank its compute stream, then the other streams that are used.
+    """Yield lanes from the top: per rank its compute stream, the other streams that are used, its memory.
 
-    With many ranks the other streams share one lane.
+    With many ranks the other streams share one lane, and the memory of the fullest comes last.
     """
     many = len(timeline.tracks) > NAMED_STREAMS
     top = 0.0
@@ -149,7 +170,18 @@ def _lanes(timeline: Timeline) -> Iterator[_Lane]:
         for streams in [others] if many else [(stream,) for stream in others]:
             yield _Lane(track=track, streams=streams, top=top, height=STREAM_HEIGHT)
             top += STREAM_HEIGHT + 0.03
+        if not many and _peak_bytes(track):
+            yield _Lane(track=track, streams=(), top=top, height=MEMORY_HEIGHT)
+            top += MEMORY_HEIGHT
         top += RANK_GAP
+    fullest = max(timeline.tracks, key=_peak_bytes)
+    if many and _peak_bytes(fullest):
+        height = SHARED_MEMORY_IN / _lane_in(len(timeline.tracks))
+        yield _Lane(track=fullest, streams=(), top=top, height=height)
+
+
+def _peak_bytes(track: RankTrack) -> int:
+    return int(track.memory_bytes.sum(axis=1).max(initial=0))
 
 
 def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
@@ -179,6 +211,19 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
     return {name.kind for name in names.values()}
 
 
+def _draw_memory(canvas: _Canvas, lane: _Lane, *, window: tuple[int, int], peak: int) -> None:
+    """Draw what a rank has allocated: what stays, and the rest above it; `peak` bytes fill the lane."""
+    times, by_class = window_curve(lane.track, window)
+    x, floor = (times - canvas.begin) / canvas.unit_ns, lane.top + lane.height
+    canvas.axes.broken_barh([(0, canvas.width)], (lane.top, lane.height), facecolor=IDLE, linewidth=0)
+    stays = by_class[:, STATIC].sum(axis=1)
+    lower = np.full(len(times), floor)
+    for colour, held in zip(MEMORY_COLOURS.values(), (stays, by_class.sum(axis=1)), strict=True):
+        upper = floor - lane.height * held / peak
+        canvas.axes.fill_between(x, lower, upper, step="post", color=colour, linewidth=0)
+        lower = upper
+
+
 def _colour(track: RankTrack, name: TaskName) -> str:
     """Return the colour of a kind, lighter for the later stages of a rank that hosts several."""
     colour = COLOURS[name.kind]
@@ -206,20 +251,28 @@ def _label_lanes(canvas: _Canvas, lanes: list[_Lane]) -> None:
     size = min(9.0, 0.8 * canvas.lane_in * PT_PER_IN)
     axes.set_yticks([lane.top + lane.height / 2 for lane in main], [_rank_name(lane) for lane in main])
     axes.tick_params(axis="y", length=0, labelsize=size, labelcolor=INK)
-    if len(main) > NAMED_STREAMS:
-        return
     for lane in lanes:
-        if not lane.is_compute:
+        if lane.is_memory or (not lane.is_compute and len(main) <= NAMED_STREAMS):
             axes.annotate(
-                lane.track.streams[lane.streams[0]],
+                _lane_name(lane, is_named=len(main) <= NAMED_STREAMS),
                 (1, lane.top + lane.height / 2),
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center_baseline",
-                fontsize=min(6.0, 0.85 * STREAM_HEIGHT * canvas.lane_in * PT_PER_IN),
+                fontsize=min(6.0, 0.85 * lane.height * canvas.lane_in * PT_PER_IN),
                 color=MUTED,
             )
+
+
+def _lane_name(lane: _Lane, *, is_named: bool) -> str:
+    """Return the stream, or the peak of memory; `is_named`: the rank is written beside it."""
+    if not lane.is_memory:
+        return lane.track.streams[lane.streams[0]]
+    peak = _peak_bytes(lane.track)
+    size, unit = size_unit(peak)
+    text = f"{peak / size:.3g} {unit}"
+    return text if is_named else f"{text}\nrank {lane.track.rank}"
 
 
 def _rank_name(lane: _Lane) -> str:
@@ -227,11 +280,13 @@ def _rank_name(lane: _Lane) -> str:
     return f"rank {lane.track.rank}{shared}"
 
 
-def _decorate(figure: Figure, shown: set[TaskKind], title: str) -> None:
+def _decorate(figure: Figure, shown: set[TaskKind], title: str, *, has_memory: bool) -> None:
     from matplotlib.patches import Patch
 
     kinds = {NAMES[kind]: COLOURS[kind] for kind in TaskKind if kind in shown}
     handles = [Patch(facecolor=colour, label=name) for name, colour in kinds.items()]
+    memory = MEMORY_COLOURS if has_memory else {}
+    handles += [Patch(facecolor=colour, label=name) for name, colour in memory.items()]
     handles.append(Patch(facecolor=IDLE, edgecolor="#c9ced4", linewidth=0.5, label="idle"))
     write_title(figure, title, left_in=TEXT_IN)
     write_legend(figure, handles, left_in=TEXT_IN)

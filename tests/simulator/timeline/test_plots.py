@@ -111,3 +111,41 @@ def test_another_suffix_and_a_missing_folder_are_refused_with_a_fix(tmp_path, ti
 
 def test_a_timeline_draws_itself(tmp_path, timeline):
     assert timeline.plot(tmp_path / "t.png").stat().st_size > 10_000
+
+
+def test_every_kind_of_task_has_a_colour_and_a_name():
+    assert set(plot_steps.COLOURS) == set(plot_steps.NAMES) == set(TaskKind)
+
+
+@pytest.mark.parametrize(("ranks", "shown"), [(4, 4), (12, 1)])
+def test_memory_lies_below_every_rank_or_that_of_the_fullest_below_many(tmp_path, ranks, shown):
+    timeline = timeline_of(ranks)
+    text = plot_timeline(timeline, tmp_path / "t.svg").read_text()
+    peaks = [int(track.memory_bytes.sum(axis=1).max()) / GIB for track in timeline.tracks]
+    assert text.count(" GiB") == shown
+    assert f"{max(peaks):.3g} GiB" in text
+    picture = matplotlib.image.imread(plot_timeline(timeline, tmp_path / "t.png"))
+    assert all(has_colour(picture, colour) for colour in plot_steps.MEMORY_COLOURS.values())
+
+
+def test_a_timeline_without_memory_has_no_lane_for_it(tmp_path, timeline):
+    empty = [replace(track, memory_bytes=0 * track.memory_bytes) for track in timeline.tracks]
+    text = plot_timeline(replace(timeline, tracks=tuple(empty)), tmp_path / "t.svg").read_text()
+    assert "memory" not in text
+
+
+def test_a_legend_that_is_too_long_for_one_line_takes_two(tmp_path):
+    from matplotlib.patches import Patch
+
+    from simulator.timeline.plots.picture import picture, write_legend
+
+    rows = []
+    for entries in (3, 18):
+        with picture(tmp_path / "p.png", width_in=14, height_in=2) as figure:
+            write_legend(figure, [Patch(label="backward, weights")] * entries, left_in=0.1)
+            (legend,) = figure.legends
+            figure.canvas.draw()
+            box = legend.get_window_extent()
+            rows.append(box.height)
+            assert box.x1 <= figure.bbox.x1
+    assert rows[1] > 1.5 * rows[0]
