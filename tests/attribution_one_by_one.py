@@ -9,19 +9,26 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan
-from simulator.timeline.attribution import BUSY, Label, communication_labels
+from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, TaskKind
+from simulator.timeline.attribution import BUSY, Label, Phase, communication_labels
 from simulator.timeline.timeline import RankTrack, Timeline
 
 
 def labels_one_by_one(plan: Plan, timeline: Timeline) -> list[list[int]]:
     """Return ns by track and label."""
+    return [found for found, _ in _windows(plan, timeline)]
+
+
+def phases_one_by_one(plan: Plan, timeline: Timeline) -> list[list[int]]:
+    """Return ns of bubble by track and phase."""
+    return [phases for _, phases in _windows(plan, timeline)]
+
+
+def _windows(plan: Plan, timeline: Timeline) -> list[tuple[list[int], list[int]]]:
     begin, end = timeline.window_ns
     devices = {device.pipeline_rank: device for device in plan.device_plans}
-    return [
-        RankView(plan, devices[track.pipeline_rank], track).label_window(begin, end)
-        for track in timeline.tracks
-    ]
+    views = [RankView(plan, devices[track.pipeline_rank], track) for track in timeline.tracks]
+    return [(view.label_window(begin, end), view.phases) for view in views]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class RankView:
     def __init__(self, plan: Plan, device: DevicePlan, track: RankTrack) -> None:
         table = device.tasks
         self.num_tasks = len(table)
+        self.kinds = table.kind.tolist()
+        self.phases = [0] * len(Phase)
         self.labels = communication_labels(plan, device)
         self.on_compute = [
             label in BUSY and stream == 0
@@ -92,7 +101,21 @@ class RankView:
         cuts.update(time for wire in wires for time in (wire.start_ns, wire.end_ns))
         times = sorted(time for time in cuts if begin <= time <= end)
         for at, until in pairwise(times):
-            found[_label_at(at, wires, skews, dispatched=dispatched)] += until - at
+            label = _label_at(at, wires, skews, dispatched=dispatched)
+            found[label] += until - at
+            if label == Label.BUBBLE:
+                self.phases[self._phase(upcoming)] += until - at
+
+    def _phase(self, upcoming: int) -> Phase:
+        """Return the phase of bubble before an instance."""
+        if upcoming == NONE or upcoming >= len(self.start):
+            return Phase.COOL_DOWN
+        task = upcoming % self.num_tasks
+        ran = [kind for kind, mine in zip(self.kinds[:task], self.on_compute, strict=False) if mine]
+        comes = [kind for kind, mine in zip(self.kinds[task:], self.on_compute[task:], strict=True) if mine]
+        if TaskKind.B not in ran and TaskKind.BI not in ran:
+            return Phase.WARM_UP
+        return Phase.STEADY if TaskKind.F in comes else Phase.COOL_DOWN
 
     def _waited_for(self, upcoming: int, now: int) -> list[Wire]:
         """Return the communication still to end after `now` that `upcoming` waits for; see the note above."""

@@ -13,7 +13,7 @@ from simulator import build_workload, simulate
 from simulator.engines import ENGINES
 from simulator.plan import NONE
 from simulator.timeline.attribution import attribute
-from tests.attribution_one_by_one import labels_one_by_one
+from tests.attribution_one_by_one import labels_one_by_one, phases_one_by_one
 from tests.plans import FakeCostModel, exact_price
 from tests.random_plans import PRICES, plans
 from tests.strategies import compile_drawn, drawn
@@ -124,6 +124,7 @@ def test_attribution_labels_every_instant_of_every_rank_exactly_once(run):
     step_s = run.timeline.step_time_ns / 1e9
     assert abs(sum(parts.values()) - step_s) <= 1e-9 * step_s
     assert found.label_ns.tolist() == labels_one_by_one(run.plan, run.timeline)
+    assert found.bubble_ns.tolist() == phases_one_by_one(run.plan, run.timeline)
 
 
 @LAWS
@@ -172,4 +173,6 @@ class PricedBySize(FakeCostModel):
 def test_attribution_of_a_random_strategy_is_that_of_every_instant(seed):
     plan = compile_drawn(drawn(seed), verified=False)
     timeline = simulate(plan, PricedBySize(launch_ns=seed % 3 * 40, transfer_ns=lambda size, *_: size))
-    assert attribute(plan, timeline).label_ns.tolist() == labels_one_by_one(plan, timeline)
+    found = attribute(plan, timeline)
+    assert found.label_ns.tolist() == labels_one_by_one(plan, timeline)
+    assert found.bubble_ns.tolist() == phases_one_by_one(plan, timeline)

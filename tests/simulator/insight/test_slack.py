@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import build_workload, simulate
+from simulator.engines import load_engine
 from simulator.insight import critical_path, slack_ns
-from simulator.plan import NONE, TaskKind
+from simulator.plan import NONE, IndexLists, TaskKind
 from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
 from tests.random_plans import PRICES, plans
 
@@ -71,6 +72,57 @@ def test_the_path_has_no_gap_and_what_runs_on_it_has_no_slack(step):
     assert not any(step.slack.ravel()[part.instance] for part in parts if not part.is_host)
     assert (step.slack >= 0).all()
     assert not any(part.is_host for part in parts[1:])
+
+
+def unrolled(work, steps):
+    """Return a workload of one step that does what `steps` steps do, and its task by [step, task]."""
+    sizes = np.diff(work.device_starts)
+    device = np.repeat(np.arange(len(sizes)), sizes)
+    first = np.arange(work.num_tasks) - work.device_starts[device]
+    place = (steps * work.device_starts[device] + first) + np.arange(steps)[:, None] * sizes[device]
+    before = np.argsort(place.ravel())
+    task, step = before % work.num_tasks, before // work.num_tasks
+    waits = [[int(place[s, w]) for w in work.waits.row(t)] for t, s in zip(task, step, strict=True)]
+    for row, t, s in zip(waits, task.tolist(), step.tolist(), strict=True):
+        row += [int(place[s - 1, w]) for w in work.previous_step_waits.row(t)] if s else []
+    count = len(work.members.starts) - 1
+    groups = [[int(place[s, t]) for t in work.members.row(c)] for s in range(steps) for c in range(count)]
+    repeated = {
+        name: getattr(work, name)[task]
+        for name in (
+            "is_compute", "is_host_copy", "stream", "duration_ns", "launch_ns", "host_ns", "is_send", "eager",
+            "price",
+        )
+    }  # fmt: skip
+    moved = np.where(work.partner[task] == NONE, NONE, place[step, work.partner[task]])
+    number = np.where(work.collective[task] == NONE, NONE, work.collective[task] + step * count)
+    long = replace(
+        work, **repeated, device_starts=steps * work.device_starts, partner=moved, collective=number,
+        waits=IndexLists.from_rows(waits), previous_step_waits=IndexLists.from_rows([[]] * len(task)),
+        members=IndexLists.from_rows(groups), codes=tuple(work.codes[t] for t in task),
+    )  # fmt: skip
+    return long, place
+
+
+def end_of(work):
+    """Return the end of a workload's only step."""
+    return int(load_engine("reference")(work, max_steps=1, settled=lambda _: False).step_end_ns[-1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(step=st.builds(Step, plans(), PRICES, st.integers(2, 3)), data=st.data())
+def test_over_several_steps_a_computation_may_be_late_by_its_slack_in_one_of_them(*, step, data):
+    long, place = unrolled(step.work, step.steps)
+    assert end_of(long) == step.timeline.makespan_ns
+    compute = np.flatnonzero(step.work.is_compute)
+    for _ in range(4):
+        task = int(data.draw(st.sampled_from(compute.tolist())))
+        number = data.draw(st.integers(0, step.steps - 1))
+        took = step.end[number, task] - step._column("start_ns")[number, task]
+        for late, moved in ((0, 0), (step.slack[number, task], 0), (step.slack[number, task] + 1, 1)):
+            duration = long.duration_ns.copy()
+            duration[place[number, task]] = took + late
+            assert end_of(replace(long, duration_ns=duration)) == step.timeline.makespan_ns + moved
 
 
 def test_a_message_that_waits_for_nobody_has_the_slack_of_what_receives_it():
