@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models.units import format_duration
 from piper.report.quantities import format_share
-from piper.report.summary import Result, aligned, breakdown_lines, heading_lines
+from piper.report.summary import Result, aligned, breakdown_lines, bubble_lines, heading_lines
 
 if TYPE_CHECKING:
     from piper.predict import Prediction
@@ -94,7 +94,7 @@ def explanation_text(result: Result, explained: Mapping[str, Any]) -> str:
     step = explained["step_time_s"]
     parts = [
         [*heading_lines(result), f"step time   {format_duration(step)}"],
-        ["where the step goes (mean over ranks)", *breakdown_lines(result), *_bubble_lines(explained)],
+        ["where the step goes (mean over ranks)", *breakdown_lines(result), *_bubble(explained)],
         [
             "what limits it: the critical path of the step",
             *_share_lines(explained["critical_path"]["by_kind_s"], step),
@@ -126,14 +126,8 @@ def _slower(more_s: float) -> str:
     return "slower" if more_s > 0 else "faster"
 
 
-def _bubble_lines(explained: Mapping[str, Any]) -> list[str]:
-    parts = explained["bubble_s"]
-    if not any(parts.values()):
-        return []
-    named = ", ".join(
-        f"{name.replace('_', '-')} {format_duration(seconds)}" for name, seconds in parts.items()
-    )
-    return [f"  bubble by phase: {named}"]
+def _bubble(explained: Mapping[str, Any]) -> list[str]:
+    return [f"  bubble by phase: {line.strip()}" for line in bubble_lines(explained)]
 
 
 def _ranks(by_rank_s: Mapping[str, float]) -> dict[str, float]:

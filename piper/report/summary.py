@@ -83,8 +83,18 @@ def figure_lines(result: Result) -> list[str]:
         f"HFU {format_share(result['hfu'])}, {result['tflops_per_gpu']:.1f} TFLOP/s per GPU",
         f"bubble      {format_share(result['bubble_fraction'])} of the step; "
         f"compute idle {format_share(result['idle_fraction'])}",
+        *bubble_lines(result),
         *memory_verdict(result),
     ]
+
+
+def bubble_lines(result: Result) -> list[str]:
+    """Say in which phases of a step the bubble lies, where there is any."""
+    parts = result.get("bubble_s", {})
+    if not any(parts.values()):
+        return []
+    named = (f"{name.replace('_', '-')} {format_duration(seconds)}" for name, seconds in parts.items())
+    return [f"            {', '.join(named)}"]
 
 
 def memory_verdict(result: Result) -> list[str]:
