@@ -732,6 +732,17 @@ def experts_apart(plan: Plan, choose: random.Random) -> Mutant | None:
     return _halved(plan, choose.choice(wide)) if wide else None
 
 
+def ranks_apart(plan: Plan, choose: random.Random) -> Mutant | None:
+    """What ranks cut between them, or sum over all of them, half of them keep to themselves."""
+    wide = [
+        n
+        for n, group in enumerate(plan.groups)
+        if group.size % 2 == 0
+        and (group.axis in ("tp", "cp") or group.name == "world" or len(group.pipeline_ranks) > 1)
+    ]
+    return _halved(plan, choose.choice(wide)) if wide else None
+
+
 def _halved(plan: Plan, number: int) -> Mutant:
     """Return the plan in which each set of a group falls into two."""
     group = plan.groups[number]
@@ -815,6 +826,7 @@ MUTATIONS: dict[str, Mutation] = {
     "parameter in two buckets": parameter_in_two_buckets,
     "replicas apart": replicas_apart,
     "experts apart": experts_apart,
+    "ranks apart": ranks_apart,
     "wait in a circle": wait_in_a_circle,
     "wait for the answer": wait_for_the_answer,
 }

@@ -98,6 +98,16 @@ def test_groups_of_experts_that_fall_apart_are_always_found(name: str, kind: str
         assert check_plan(broken.plan), broken.what
 
 
+def test_ranks_that_cut_a_tensor_or_sum_the_norm_in_halves_are_always_found() -> None:
+    halved = 0
+    for number in range(60):
+        broken = MUTATIONS["ranks apart"](legal_plan(number), random.Random(number))
+        if broken is not None:
+            halved += 1
+            assert check_plan(broken.plan), broken.what
+    assert halved
+
+
 @pytest.mark.slow
 def test_one_thousand_legal_plans_have_no_violation() -> None:
     assert flagged(range(1000)) == []

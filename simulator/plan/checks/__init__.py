@@ -18,6 +18,7 @@ from simulator.plan.checks.cycles import check_cycles, check_rendezvous
 from simulator.plan.checks.dataflow import check_dataflow
 from simulator.plan.checks.exchanges import check_exchanges
 from simulator.plan.checks.facts import Facts
+from simulator.plan.checks.groups import check_groups
 from simulator.plan.checks.lifetime import check_lifetime
 from simulator.plan.checks.recomputation import check_recomputation
 from simulator.plan.checks.regrouping import check_regrouping
@@ -30,6 +31,7 @@ CHECKS: dict[str, Callable[[Facts], list[Violation]]] = {
     "cycles": check_cycles,
     "rendezvous": check_rendezvous,
     "transfers": check_transfers,
+    "groups": check_groups,
     "collectives": check_collectives,
     "coverage": check_coverage,
     "dataflow": check_dataflow,
