@@ -72,6 +72,7 @@ class CompiledJob:
     Args:
         job: what was asked.
         source: the model that was found.
+        model: as captured at the job's first microbatch.
         plan: what every device does.
         cluster, cost_model: the hardware and its prices.
         defaults: what was assumed, by name.
@@ -80,6 +81,7 @@ class CompiledJob:
 
     job: Job
     source: ModelSource
+    model: CapturedModel
     plan: Plan
     cluster: Cluster
     cost_model: CostModel
@@ -140,6 +142,7 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     return CompiledJob(
         job=job,
         source=source,
+        model=models[0],
         plan=plan,
         cluster=cluster,
         cost_model=cost_model,

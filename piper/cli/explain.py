@@ -18,9 +18,10 @@ from piper.cli.output import emit, progress
 @job_options
 @json_option
 def explain(*, model: str, strategy: str, against: str | None, as_json: bool, **given: Any) -> None:
-    """Explain the predicted step: its parts, its critical path, and what changes would gain.
+    """Explain the predicted step: its parts, its critical path, what changes would gain, what memory holds.
 
     Changes are links twice as fast, kernels of a kind 10 % faster, and launches for free: each is simulated.
+    Of memory, the largest tensors that forward keeps for backward, with the operators that saved them.
 
     \b
     Examples:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cost_models.units import format_duration
 from piper.report.quantities import format_share
+from piper.report.saved import largest_saved, saved_heading, saved_lines
 from piper.report.summary import Result, aligned, breakdown_lines, bubble_lines, heading_lines
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def explain_prediction(prediction: Prediction) -> dict[str, Any]:
             }
             for what_if in tried
         ],
+        "saved_tensors": largest_saved(compiled.model),
     }
 
 
@@ -102,6 +104,7 @@ def explanation_text(result: Result, explained: Mapping[str, Any]) -> str:
         ],
         ["how late tasks may be without moving the end", *_slack_lines(explained["slack"])],
         ["what would help most (simulated again)", *_change_lines(explained["what_if"])],
+        [saved_heading(explained["saved_tensors"]), *saved_lines(explained["saved_tensors"])],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
 

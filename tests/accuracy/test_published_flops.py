@@ -1,7 +1,12 @@
 """FLOPs by convention, against rows of published benchmarks that print both a speed and TFLOP/s or MFU.
 
 `published_flops.csv`: NVIDIA dgxc-benchmarking (`dgxc`) and Megatron-Bridge's performance summaries
-(`megatron`), by release; OneFlow's DLPerf (`dlperf`); Korthikanti et al. 2022, table 5 (`korthikanti2022`).
+(`megatron`), by release; OneFlow's DLPerf (`dlperf`); Korthikanti et al. 2022, table 5 (`korthikanti2022`);
+the runs behind Hagemann et al. 2023, arXiv 2311.05610 (`hagemann2023`, vocabulary derived by inverting MFU);
+mosaicml/llm-foundry's benchmark README (`llm-foundry`); BigScience's tr3m log (`bigscience`).
+
+Not among them, as they print one of the two only: Narayanan et al. 2021 (TFLOP/s) and Qi et al. 2024
+(samples/s).
 """
 
 import csv
@@ -30,7 +35,23 @@ MODELS = {
     "GPT 175B": "gpt3-175b",
     "GPT 530B": "gpt-529.6b",
     "GPT 1T": "gpt-1008b",
+    "LLaMA-13B shape": "llama-13b-128k",
+    "LLaMA-30B shape": "llama-30b-128k",
+    "MPT-125m": "mpt-125m",
+    "MPT-760m": "mpt-760m",
+    "MPT-3b": "mpt-3b",
+    "MPT-7b": "mpt-7b",
+    "MPT-13b": "mpt-13b",
+    "MPT-30b": "mpt-30b",
+    "MPT-70b": "mpt-70b",
+    "GPT 1.3B": "gpt-1.3b-tr3m",
 }
+
+BIGSCIENCE_SIZE = 1_300_000_000
+"""The log computes with this size; the model has 1 % more."""
+
+MPT_CONTEXT = 2048
+"""Positions of every MPT of the catalogue that these rows name."""
 
 CUT = "the README's constant of 1.70E+15 per sample is 1.708E+15, cut to three digits"
 OTHER_STEP = "MFU and step time of this row belong to different averages: its siblings agree to 0.3 %"
@@ -47,6 +68,10 @@ EXCEPTIONS = {
     "dgxc_benchmarking-0222": (0.0105, OTHER_STEP),  # 0175 published again
     "dgxc_benchmarking-0227": (0.0070, OTHER_STEP),  # 0180 published again
     "dgxc_benchmarking-0231": (0.0185, OTHER_STEP),  # 0184 published again
+    "hagemann2023-0281": (0.0065, OTHER_STEP),
+    "hagemann2023-0282": (0.0065, OTHER_STEP),
+    "hagemann2023-0306": (0.0310, OTHER_STEP),
+    "hagemann2023-0777": (0.0180, OTHER_STEP),
     "megatron_bridge-0023": (0.5 / 80, WHOLE_SAMPLES),
     "megatron_bridge-0064": (0.0055, OTHER_STEP),
     "megatron_bridge-0075": (0.5 / 57, WHOLE_SAMPLES),
@@ -83,18 +108,35 @@ def shrunk(model, row):
     return replace(model, layers=layers, hidden=hidden, layer_facts=(layer,), head_weights=head)
 
 
-def expected_per_token(row):  # noqa: PLR0911
-    """FLOPs of a token under the convention of the row's source, and of its release."""
+def expected_per_token(row):
+    """FLOPs of a token under the convention of the row's source."""
     model, seq_len = model_of(row), int(row["seq_len"])
 
     def count(convention, model=model):
         return model_flops_per_token(model, seq_len=seq_len, convention=convention)
 
-    match row["source"], row["release"], row["model"].partition(" ")[0], row["task"]:
-        case "dlperf", *_:
+    match row["source"]:
+        case "dlperf":
             return count("narayanan")
-        case "korthikanti2022", *_:
+        case "korthikanti2022":
             return count("nemo")
+        case "hagemann2023":
+            return count("palm")
+        case "llm-foundry":
+            # Its tables of learned positions are as long as the sequences.
+            longer = (seq_len - MPT_CONTEXT) * model.hidden
+            return count("palm", replace(model, n_active_parameters=model.n_active_parameters + longer))
+        case "bigscience":
+            recomputed = 4 / 3 if row["task"] == "pre, recomputed" else 1  # its TFLOP/s are of hardware
+            nominal = replace(model, n_active_parameters=BIGSCIENCE_SIZE, embedding_parameters=0)
+            return count("6n", nominal) * recomputed
+        case _:
+            return nvidia_per_token(row, model, count)
+
+
+def nvidia_per_token(row, model, count):  # noqa: PLR0911
+    """The same for `dgxc` and `megatron`, whose formulas changed from release to release."""
+    match row["source"], row["release"], row["model"].partition(" ")[0], row["task"]:
         case "dgxc", _, "Grok-1", _:
             # All Grok rows fit the vocabulary of the Llama 3 tokenizer, 128256, not Grok's 131072.
             return count("megatron", replace(model, head_weights=model.hidden * 128256))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
+from piper.capture import capture
 from piper.cli import main
+from piper.models import find_model
+from piper.report.saved import largest_saved
 
 
 def explained(capsys, *arguments: str) -> dict:
@@ -47,8 +51,47 @@ def test_the_text_answers_where_what_and_what_would_help(capsys):
     arguments = ["explain", "tiny-llama", "--strategy", "pp=2", "--against", "pp=2,recompute=full"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    for heading in ("where the step goes", "what limits it", "how late tasks may be", "what would help most"):
+    headings = ("where the step goes", "what limits it", "how late tasks may be", "what would help most")
+    for heading in (*headings, "what forward keeps for backward"):
         assert out.count(heading) == 2
     assert "bubble by phase: warm-up" in out
     (verdict,) = [line for line in out.splitlines() if " slower than " in line]
     assert [name.count("recompute=full") for name in verdict.split(" is ")] == [1, 0]
+
+
+def test_the_largest_saved_tensors_come_first_each_with_the_operators_that_saved_and_made_it(capsys):
+    found = explained(capsys, "--strategy", "pp=2", "--set", "model.attention=math")["saved_tensors"]
+    sums = [tensor["total_bytes"] for tensor in found["largest"]]
+    assert len(sums) == 10
+    assert sums == sorted(sums, reverse=True)
+    scores = found["largest"][0]
+    assert scores == {
+        "segment": "PP{i}",
+        "tags": ["CP", "LAYER", "PP", "TP"],
+        "count": 16,
+        "shape": [1, 8, 64, 64],
+        "dtype": "fp32",
+        "bytes": 8 * 64 * 64 * 4,
+        "total_bytes": 16 * 8 * 64 * 64 * 4,
+        "saved_by": "aten._safe_softmax.default",
+        "made_by": "aten._safe_softmax.default",
+        "border": None,
+    }
+
+
+def test_saved_tensors_follow_the_kernels_of_the_job_and_its_microbatch(capsys):
+    flash = explained(capsys, "--strategy", "pp=2,micro_batch=2")["saved_tensors"]
+    assert (flash["micro_batch"], flash["seq_len"], flash["dtype"]) == (2, 64, "bf16")
+    assert not [tensor for tensor in flash["largest"] if "softmax" in tensor["saved_by"]]
+    (widest,) = {tensor["bytes"] for tensor in flash["largest"][:4]}
+    assert widest == 2 * 64 * 192 * 2
+
+
+def test_saved_tensors_sum_to_what_the_segments_of_the_model_keep():
+    model = capture(find_model("tiny-moe"), micro_batch=1, seq_len=64, dtype="bf16")
+    found = largest_saved(model, limit=10_000)
+    inside = sum(tensor["total_bytes"] for tensor in found["largest"] if tensor["border"] is None)
+    assert inside == sum(segment.saved_bytes for segment in model.segments)
+    assert found["n_tensors"] == sum(tensor["count"] for tensor in found["largest"])
+    kinds = Counter(tensor["segment"] for tensor in found["largest"])
+    assert kinds["layers.{i}.block_sparse_moe.experts"] == 6
