@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cost_models.ops import OpKind
 from piper.errors import StrategyError
+from piper.graph.experts import count_experts
 from piper.graph.facts import Fact
 from piper.graph.graph import Graph
 from piper.graph.shares import Shares
@@ -68,6 +69,7 @@ def require_used_axes(graph: Graph) -> None:
 
 
 def _check_experts(graph: Graph, shares: Shares) -> None:
+    counted = count_experts(graph.model, shares.expert_of.keys())
     for number, fact in shares.expert_of.items():
         if shares.degree("tp", number) > 1 and not shares.sequence_parallel:
             raise StrategyError(
@@ -75,13 +77,13 @@ def _check_experts(graph: Graph, shares: Shares) -> None:
                 rule="takes tokens from ranks of tp that all hold the same ones",
                 fix="cut them: add shard_tensor with sequence_parallel for the dense regions",
             )  # fmt: skip
-        for operation in graph.model.segments[number].forward.operations:
-            if operation.kind is OpKind.GROUPED_MATMUL and operation.shape[0] % fact.degree:
-                raise StrategyError(
-                    where=fact.where, field="shard.degree", value=fact.degree,
-                    rule=f"does not divide the {operation.shape[0]} experts of segment {number}",
-                    fix=f"use a divisor of {operation.shape[0]}",
-                )  # fmt: skip
+        experts = counted.get(number, 0)
+        if experts % fact.degree:
+            raise StrategyError(
+                where=fact.where, field="shard.degree", value=fact.degree,
+                rule=f"does not divide the {experts} experts of segment {number}",
+                fix=f"use a divisor of {experts}",
+            )  # fmt: skip
 
 
 def _check_sequences(graph: Graph, shares: Shares) -> None:
