@@ -11,6 +11,13 @@ from piper.cli.output import emit
 
 SCHEMA_VERSION = 1
 
+GROUPED_FROM = 100_000
+"""Whole numbers from here on are printed in groups of three digits (in text; JSON has plain numbers)."""
+
+
+LONGEST_LIST = 90
+"""A list that takes more characters is printed one entry a line."""
+
 
 def show_list(
     kind: str, entries: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str], as_json: bool
@@ -62,6 +69,8 @@ def _cell(value: object) -> str:
         return ", ".join(map(_cell, value))
     if value is None or value == {}:
         return "-"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= GROUPED_FROM:
+        return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -73,6 +82,8 @@ def _lines(entry: Mapping[str, Any], depth: int) -> list[str]:
         elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             for each in value:
                 found += [f"{'  ' * depth}{key}", *_lines(each, depth + 1)]
+        elif isinstance(value, list | tuple) and len(", ".join(map(_cell, value))) > LONGEST_LIST:
+            found += [f"{'  ' * depth}{key}", *(f"{'  ' * (depth + 1)}{_cell(each)}" for each in value)]
         else:
-            found.append(f"{'  ' * depth}{key}: {_cell(value)}")
+            found.append(f"{'  ' * depth}{key}: {_cell(value) or '-'}")
     return found

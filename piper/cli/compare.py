@@ -52,6 +52,8 @@ def _text(found: list[tuple[str, Any]]) -> str:
 
     first = found[0][1]
     assumed = summary.common_assumptions([result for _, result in found])
-    warnings = [f"{name}: warning: {text}" for name, result in found for text in result["warnings"]]
+    shared = [t for t in first["warnings"] if all(t in result["warnings"] for _, result in found)]
+    warnings = [f"warning: {text}" for text in shared]
+    warnings += [f"{s}: warning: {t}" for s, r in found for t in r["warnings"] if t not in shared]
     lines = [summary.heading_lines(first)[0], *summary.assumption_lines(assumed), "", summary.compare(found)]
     return "\n".join([*lines, *([""] if warnings else []), *warnings])

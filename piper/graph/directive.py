@@ -167,6 +167,10 @@ def matched(graph: Graph, which: Filter, *, where: str, op: str) -> tuple[Node, 
     return found
 
 
+REGION_TAGS = {"TP": "matmuls", "EP": "experts", "CP": "attention"}
+"""Tag that a shorthand key of the same name cuts by -> what it is put on."""
+
+
 def require_tags(
     graph: Graph, which: Filter, *, where: str, field: str, dimensions: tuple[str, ...] = ()
 ) -> None:
@@ -176,8 +180,18 @@ def require_tags(
         if tag not in known:
             raise StrategyError(
                 where=where, field=field, value=which.source,
-                rule=f"names the tag {tag}, which nothing in the model has", fix=nearest(tag, known),
+                rule=f"names the tag {tag}, which nothing in the model has",
+                fix=_way_to(tag) if tag in REGION_TAGS else nearest(tag, known),
             )  # fmt: skip
+
+
+def _way_to(tag: str) -> str:
+    """Say how a model comes by a tag that Piper gives a meaning of its own."""
+    key = tag.lower()
+    return (
+        f"leave {key} at 1, or tag the {REGION_TAGS[tag]} of the model: piper.annotate_modules from outside, "
+        f'or `with piper.annotate("{tag}")` in its forward'
+    )
 
 
 def claimed(graph: Graph, which: Filter, *, where: str, op: str) -> tuple[int, ...]:

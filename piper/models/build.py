@@ -30,6 +30,12 @@ def build_module(source: ModelSource, *, dtype: str, device: str, seq_len: int |
 
 def _from_factory(source: ModelSource, *, dtype: str, device: str) -> nn.Module:
     factory = resolve_factory(source.factory or "", where=source.where)
+    if isinstance(factory, nn.Module):
+        raise ModelError(
+            where=source.where, field="factory", value=source.factory,
+            rule="is a module, and must be a function that returns one",
+            fix=f"write def build(): return {(source.factory or '').rpartition(':')[2]}, and name build",
+        )  # fmt: skip
     try:
         with user_code(), torch.device(device):
             module = factory()
@@ -42,7 +48,7 @@ def _from_factory(source: ModelSource, *, dtype: str, device: str) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ModelError(
             where=source.where, field="factory", value=type(module).__name__, rule="is not an nn.Module",
-            fix="return an annotated torch.nn.Module",
+            fix="return a torch.nn.Module",
         )  # fmt: skip
     return module.to(TORCH_DTYPES[dtype])
 

@@ -25,6 +25,8 @@ LARGEST_DEFAULT_SEQ_LEN = 8192
 
 def find(text: str) -> ModelSource:
     """Return the source that `text` names; see `piper.models.find_model`."""
+    if not isinstance(text, str):
+        raise _not_a_name(text)
     name = _catalogue_name(text)
     if name is not None:
         entry = read_entry(name)
@@ -44,6 +46,17 @@ def find(text: str) -> ModelSource:
     )  # fmt: skip
 
 
+def _not_a_name(value: Any) -> ModelError:
+    """Return the error for a module, class or function that was given in place of a model's name."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    named = f"{module}:{name}" if callable(value) and name.isidentifier() else "my_package.models:build"
+    return ModelError(
+        where="model", field="MODEL", value=type(value).__name__,
+        rule="must be a text: a catalogue name, a path or package.module:function",
+        fix=f'give the name of a function that returns the module, such as "{named}"',
+    )  # fmt: skip
+
+
 def from_config(
     config: Mapping[str, Any], *, name: str, kind: str, where: str, origin: str = ""
 ) -> ModelSource:
@@ -57,7 +70,7 @@ def from_config(
         config=config,
         shape=shape,
         context_length=shape.context_length,
-        default_seq_len=min(shape.context_length, LARGEST_DEFAULT_SEQ_LEN),
+        default_seq_len=sum(shape.segment_lengths) or min(shape.context_length, LARGEST_DEFAULT_SEQ_LEN),
         n_parameters=shape.n_parameters,
         facts=facts_of(shape, name=name),
         assumed=shape.assumed,

@@ -325,7 +325,7 @@ class DevicePlan:
         return before.code, whole.code.removeprefix(before.code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Plan:
     """The compiled step of a whole job.
 
@@ -358,6 +358,12 @@ class Plan:
     notices: tuple[str, ...] = ()
     directive_places: tuple[str, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    def __repr__(self) -> str:
+        """Name the plan in one line; its tables run to megabytes."""
+        tasks = sum(len(plan.tasks.kind) for plan in self.device_plans)
+        ranks = f"{self.num_ranks} ranks ({self.num_pipeline_ranks} device plans, {tasks} tasks)"
+        return f"Plan({self.model.name!r}, {self.strategy!r}, {ranks})"
 
     @property
     def num_ranks(self) -> int:

@@ -68,3 +68,10 @@ def test_a_plan_larger_than_the_cluster_is_refused() -> None:
 def test_annotate_does_nothing_outside_of_a_capture() -> None:
     with piper.annotate("PP") as annotation:
         assert annotation is None
+
+
+def test_a_plan_at_a_prompt_is_one_line() -> None:
+    plan = piper.compile_plan("tiny-llama", "pp=2,dp=2", gpus=4, global_batch=8)
+    assert "\n" not in repr(plan)
+    assert repr(plan).startswith("Plan('tiny-llama', 'pp=2,dp=2,zero=0,")
+    assert len(repr(plan)) < 200

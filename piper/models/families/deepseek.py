@@ -190,5 +190,6 @@ def _routing_keys(read: Fields, router: Router) -> None:
     )
     for name in ("n_group", "topk_group", "ep_size", "num_key_value_heads"):
         read.raw(name)
-    if read.raw("seq_aux") or read.raw("aux_loss_alpha"):
+    per_sequence, weight = read.raw("seq_aux"), read.raw("aux_loss_alpha")
+    if weight or (per_sequence and weight is None):
         read.notices.append("the auxiliary loss over experts (aux_loss_alpha) is not planned")

@@ -135,3 +135,29 @@ def test_a_compressed_plan_is_known_by_its_first_bytes(
     capsys.readouterr()
     assert main(["check", str(renamed), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["legal"] is True
+
+
+def sparse_config(folder: Path) -> Path:
+    """Write a config that leaves much out, and has something that is not planned."""
+    file = folder / "config.json"
+    keys = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 2_000_000}
+    told = {"model_type": "gemma3_text", "pretraining_secret": 7}
+    file.write_text(json.dumps({"architectures": ["Gemma3ForCausalLM"], **keys, **told}))
+    return file
+
+
+def test_numbers_and_lists_of_one_model_can_be_read(tmp_path: Path) -> None:
+    file = sparse_config(tmp_path)
+    text = shell(f"models {file}").stdout
+    assert "\nvocabulary: 2,000,000\n" in text
+    assert "\nassumed\n  " in text
+    assert max(len(line) for line in text.splitlines() if str(file) not in line) < 120
+    assert json.loads(shell(f"models {file} --json").stdout)["vocabulary"] == 2_000_000
+
+
+def test_what_all_strategies_are_warned_of_is_told_once(tmp_path: Path) -> None:
+    job = "--gpus 4 --seq-len 32 --strategy pp=2,tp=2,zero=1 --strategy pp=4"
+    text = shell(f"compare {sparse_config(tmp_path)} {job}").stdout
+    assert text.count("pretraining_secret") == 1
+    assert "\nwarning: config keys that the planned model does not follow" in text
+    assert "\npp=2,tp=2,zero=1: warning: zero=1" in text

@@ -2,9 +2,12 @@ import json
 import math
 
 import pytest
+import torch
 
+import piper
 from piper.errors import ModelError
 from piper.models import build_module, find_model
+from piper.models.find import from_config
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,6 +33,35 @@ def test_a_misspelt_name_gets_a_suggestion():
         find_model("lama3-8b")
     assert caught.value.field == "MODEL"
     assert "'llama3-8b'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(torch.nn.Identity(), "my_package.models:build"), (find_config, f"{__name__}:find_config"), (None, "")],
+)
+def test_a_model_that_is_no_text_gets_the_form_of_a_name(given, named):
+    with pytest.raises(ModelError, match=r"package\.module:function") as caught:
+        piper.compile_plan(given, "pp=2")
+    assert named in caught.value.fix
+
+
+def test_a_factory_that_is_a_module_is_told_to_become_a_function(tmp_path, monkeypatch):
+    (tmp_path / "built_already.py").write_text("from torch import nn\nmodel = nn.Linear(2, 2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="is a module, and must be a function") as caught:
+        build_module(find_model("built_already:model"), dtype="fp32", device="meta")
+    assert "return model" in caught.value.fix
+
+
+def test_an_auxiliary_loss_is_told_once_and_only_if_it_has_a_weight():
+    config = dict(find_model("deepseek-v2-lite").config)
+    told = {
+        weight: from_config(
+            config | {"seq_aux": True, "aux_loss_alpha": weight}, name="x", kind="config", where="x"
+        ).shape.notices
+        for weight in (0.001, 0.0)
+    }
+    assert [len([text for text in told[w] if "aux_loss_alpha" in text]) for w in (0.001, 0.0)] == [1, 0]
 
 
 def test_broken_json_names_line_and_column(tmp_path):

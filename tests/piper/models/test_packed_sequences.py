@@ -1,5 +1,6 @@
 """Documents packed into one sequence do not see each other, and cost what they would cost alone."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from cost_models.ops import OpKind
 from piper.capture import capture
 from piper.errors import ModelError
+from piper.models import find_model
 from piper.models.decoder import CausalLM
 from tests.piper.models.transformers_cases import CASES, VOCABULARY
 
@@ -59,3 +61,10 @@ def test_documents_must_fill_the_sequence():
     assert caught.value.field == "segment_lengths"
     assert "12 tokens" in caught.value.rule
     assert "set seq_len to 8" in caught.value.fix
+
+
+def test_the_sequence_is_as_long_as_its_documents_unless_said_otherwise(tmp_path):
+    config = dict(find_model("tiny-llama").config) | {"segment_lengths": [16, 24, 8]}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert find_model(str(file)).default_seq_len == 48

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from piper.directives import Mesh, Split
 from piper.errors import StrategyError
 from piper.graph import Graph, build_graph
-from piper.graph.directive import Directive
+from piper.graph.directive import Directive, require_tags
+from piper.graph.filters import Filter
 from piper.strategy.files import parse_directive
 from simulator.plan import TaskName
 from tests.graphs import transformer
@@ -187,3 +189,12 @@ def test_tasks_of_different_filters_of_a_slot_may_overlap() -> None:
 def test_a_filter_of_a_whole_layer_means_the_regions_within_it() -> None:
     (fact,) = directive("shard_tensor", filter={"LAYER": 1}).apply(graph()).tensor_shardings
     assert fact.segments == segments_with(lambda tags: tags.get("LAYER") == 1 and "TP" in tags)
+
+
+def test_a_cut_of_a_model_without_its_tag_says_how_to_tag_it() -> None:
+    untagged = SimpleNamespace(model=SimpleNamespace(tag_names=("PP", "LAYER")))
+    for tag in ("TP", "EP", "CP"):
+        with pytest.raises(StrategyError) as caught:
+            require_tags(untagged, Filter.parse({tag: "*"}, where="s"), where="s", field="shard.filter")  # type: ignore[arg-type]
+        assert "piper.annotate_modules" in caught.value.fix
+        assert f"leave {tag.lower()} at 1" in caught.value.fix
