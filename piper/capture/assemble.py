@@ -37,6 +37,9 @@ from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import ModelFacts, Parameter, TensorSpec
 
+_BIASES = {"aten.mm.default": 0, "aten.addmm.default": 1}
+"""Operators of a linear layer, with the biases that each output has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDetail:
@@ -109,7 +112,13 @@ def assemble(
     model = CapturedModel(
         facts=facts
         or replace(
-            _counted_facts(where, parameters, segments, tokens=micro_batch * seq_len),
+            _counted_facts(
+                where,
+                parameters,
+                segments,
+                tokens=micro_batch * seq_len,
+                routed=trained.recorder.values.assumed_balance,
+            ),
             vocabulary=trained.recorder.vocabulary.size,
         ),
         parameters=parameters,
@@ -361,23 +370,39 @@ def _require_same_segments(run: Run, others: Sequence[Run], *, where: str) -> No
 
 
 def _counted_facts(
-    name: str, parameters: Sequence[Parameter], segments: Sequence[CapturedSegment], *, tokens: int
+    name: str,
+    parameters: Sequence[Parameter],
+    segments: Sequence[CapturedSegment],
+    *,
+    tokens: int,
+    routed: bool,
 ) -> ModelFacts:
     """Return what the kernels tell: heads where all attention is alike, and weights that a token passes by.
 
-    A grouped matmul [groups, rows, n, k] has groups x n x k weights; a token sees rows / tokens groups.
+    `routed`: forward reads which experts were chosen.
     """
     count = sum(parameter.numel for parameter in parameters)
     kernels = [op for segment in segments for op in segment.forward.operations]
     attention = {(op.shape[1], op.shape[-1]) for op in kernels if op.kind is OpKind.ATTENTION}
     heads, head_dim = attention.pop() if len(attention) == 1 else (0, 0)
-    idle = sum(
-        op.count * max(0, op.shape[0] - op.shape[1] / tokens) * op.shape[2] * op.shape[3]
-        for op in kernels
-        if op.kind is OpKind.GROUPED_MATMUL
-    )
+    idle = sum(op.count * _passed_by(op, tokens=tokens, routed=routed) for op in kernels)
     layers = {dict(segment.tags)["LAYER"] for segment in segments if "LAYER" in dict(segment.tags)}
     return ModelFacts(
         name=name, n_parameters=count, n_active_parameters=count - round(idle), layers=len(layers),
         hidden=0, heads=heads, head_dim=head_dim, vocabulary=0,
     )  # fmt: skip
+
+
+def _passed_by(op: Operation, *, tokens: int, routed: bool) -> float:
+    """Return the weights of a kernel that the mean token does not meet.
+
+    A grouped matmul [groups, rows, n, k] has groups x n x k weights; a token meets those of rows / tokens
+    groups. A layer of one expert that a loop runs, [1, rows, n, k], meets rows of the tokens.
+    """
+    if op.kind is OpKind.GROUPED_MATMUL:
+        groups, rows, n, k = op.shape
+        return max(0, groups - rows / tokens) * n * k
+    if routed and op.name in _BIASES:
+        _, rows, n, k = op.shape
+        return max(0, 1 - rows / tokens) * n * (k + _BIASES[op.name])
+    return 0

@@ -108,3 +108,10 @@ def test_a_degree_that_does_not_divide_them_is_refused_and_one_that_does_is_lega
     assert f"shard.degree = 4 does not divide the {EXPERTS} experts of segment" in error
     assert f"fix: use a divisor of {EXPERTS}" in error
     assert main([*job, "ep=3,dp=3"]) == 0
+
+
+@pytest.mark.parametrize("part", [Loop, OneScope])
+def test_a_token_meets_one_of_the_experts_of_a_loop(part):
+    facts = capture(tagged(part), micro_batch=1, seq_len=SEQ_LEN, dtype="bf16").facts
+    idle = 2 * (EXPERTS - 1) * 2 * (WIDTH * WIDTH + WIDTH)
+    assert facts.n_active_parameters == facts.n_parameters - idle
