@@ -8,9 +8,13 @@ import click
 
 from piper.cli.catalogue import plain, show_entry, show_list
 from piper.cli.options import json_option
+from piper.errors import ModelError
 
 if TYPE_CHECKING:
     from piper.models import ModelSource
+
+_PROBE_SEQ_LEN = 64
+"""Tokens on which a factory's module is run to see which parameters are active."""
 
 
 @click.command()
@@ -91,7 +95,16 @@ def _shapes(source: ModelSource) -> dict[str, Any]:
 
 
 def _counted(source: ModelSource) -> dict[str, Any]:
-    """Count the parameters of a factory's module, a tied one once; nothing is allocated."""
+    """Count the parameters of a factory's module, a tied one once; nothing is allocated.
+
+    Which are active shows when it runs; null where it does not run on so short a sequence.
+    """
+    from piper.capture import capture
+
     module = source.build(dtype="fp32", device="meta")
     count = sum(parameter.numel() for parameter in module.parameters())
-    return {"n_parameters": count, "n_active_parameters": count}
+    try:
+        facts = capture(source, micro_batch=1, seq_len=_PROBE_SEQ_LEN, dtype="fp32").facts
+    except ModelError:
+        return {"n_parameters": count, "n_active_parameters": None}
+    return {"n_parameters": count, "n_active_parameters": facts.n_active_parameters}

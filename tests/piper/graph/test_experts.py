@@ -1,5 +1,7 @@
 """Experts of a module's own, however it runs them: a degree that does not divide them is refused."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +117,10 @@ def test_a_token_meets_one_of_the_experts_of_a_loop(part):
     facts = capture(tagged(part), micro_batch=1, seq_len=SEQ_LEN, dtype="bf16").facts
     idle = 2 * (EXPERTS - 1) * 2 * (WIDTH * WIDTH + WIDTH)
     assert facts.n_active_parameters == facts.n_parameters - idle
+
+
+def test_the_description_of_a_module_tells_its_active_parameters(capsys):
+    assert main(["models", "tests.piper.graph.test_experts:one_scope", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    idle = 2 * (EXPERTS - 1) * 2 * (WIDTH * WIDTH + WIDTH)
+    assert found["n_active_parameters"] == found["n_parameters"] - idle
