@@ -62,6 +62,9 @@ def attention_with(recorder: Recorder) -> Callable[..., Tensor]:
         options = _Options(
             mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale, grouped=enable_gqa
         )
+        if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in (query, key, value))
+            raise RuntimeError(f"scaled_dot_product_attention: query, key, value {shapes} do not fit")
         if query.dim() == 4:  # noqa: PLR2004
             return kernel(query, key, value, options=options)
         lifted = [tensor.unsqueeze(0) for tensor in (query, key, value)]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piper.capture.recorder import Recorder
+from piper.capture.shapes import fits_norm
 
 
 def rms_norm_with(recorder: Recorder) -> Callable[..., Tensor]:
@@ -21,6 +22,8 @@ def rms_norm_with(recorder: Recorder) -> Callable[..., Tensor]:
         weight: Tensor | None = None,
         eps: float | None = None,
     ) -> Tensor:  # fmt: skip
+        if not fits_norm(x, normalized_shape, weight):
+            return torch.rms_norm(x, list(normalized_shape), weight, eps)  # says what does not fit
         normed: Tensor = _RMSNorm.apply(x, weight, len(normalized_shape), recorder)  # type: ignore[no-untyped-call]
         return normed
 

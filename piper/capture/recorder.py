@@ -398,6 +398,7 @@ class Recorder(TorchDispatchMode):
             op=event.op,
             shape=operation.shape,
             operands=event.reads,
+            results=event.writes,
             reads=step.reads,
             writes=step.writes,
             parameters=self.regions.parameters(named, step.reads),

@@ -8,7 +8,8 @@ row-parallel: input features are cut, and its result is a partial sum. A third s
 refused by whoever wants to cut. A table that is looked up is cut over its entries, its result is a partial
 sum too. A vector with one number per head is cut with the heads. Backward kernels follow: one that takes a
 parameter is cut where the parameter is, one that makes a parameter's gradient is cut where its cut operand
-is. No names are asked, except what an operator does.
+is. What is made with a mean (or another reduction) over all cut features is wrong on every rank: whatever
+parameter it meets next is refused. No names are asked, except what an operator does.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ HEADS, COLUMNS, ENTRIES = 1, 1, 2
 
 WHOLE = -1
 
+REDUCTIONS = frozenset({"mean", "var", "std", "var_mean", "norm", "linalg_vector_norm"})
+"""Operators of norms that are no single kernel."""
+
 
 class Level(IntEnum):
     """What one rank holds of a tensor: all of it, a partial sum, or its own features or heads."""
@@ -52,12 +56,14 @@ class State:
         level: what a rank holds.
         extent: how many features (or entries) the cut dimension has.
         scores: made of two activations, so that its last dimension is of tokens, whatever its size.
+        reduced: made with a reduction over the features that are cut.
     """
 
     region: int
     level: Level
     extent: int = 0
     scores: bool = False
+    reduced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class Kernel:
     Args:
         kind, shape: as in `Operation`.
         op: name of the operator.
-        operands: the tensors that it takes, in order.
+        operands, results: the tensors that it takes, in order; that it makes.
         reads, writes: numbers of storages.
         parameters: names of operands that are parameters, by position among the operands.
         backward: whether it runs in the backward pass.
@@ -77,6 +83,7 @@ class Kernel:
     op: str
     shape: tuple[int, ...]
     operands: Sequence[Tensor]
+    results: Sequence[Tensor]
     reads: Sequence[int]
     writes: Sequence[int]
     parameters: dict[int, str]
@@ -139,7 +146,8 @@ class Regions:
 
     def _strongest(self, kernel: Kernel, region: int) -> State:
         states = [self._state(storage, region) for storage in kernel.reads]
-        return max(states, key=lambda state: state.level, default=State(region, Level.WHOLE))
+        found = max(states, key=lambda state: state.level, default=State(region, Level.WHOLE))
+        return replace(found, reduced=True) if any(state.reduced for state in states) else found
 
     def _matmul(self, kernel: Kernel, region: int) -> tuple[int, State]:
         count = len(kernel.operands)
@@ -179,7 +187,7 @@ class Regions:
         return max(0, len(shape) - view.dim()) if view.numel() < math.prod(shape) else 0
 
     def _decide(self, name: str, sides: tuple[int, int], taken: State, *, bias: str | None) -> None:
-        if taken.level is Level.PARTIAL:
+        if taken.level is Level.PARTIAL or taken.reduced:
             self.refused.setdefault(name)
             return
         column = taken.level is Level.WHOLE
@@ -203,7 +211,7 @@ class Regions:
         for side, name in kernel.parameters.items():
             if kernel.backward or state.level is not Level.CUT:
                 continue
-            if kernel.kind is OpKind.NORM and over_features:
+            if state.reduced or (kernel.kind is OpKind.NORM and over_features):
                 self.refused.setdefault(name)
             tensor = kernel.operands[side]
             of_features = tensor.numel() == state.extent  # a vector, or a row for each head
@@ -213,6 +221,12 @@ class Regions:
             self.layout.setdefault(name, 0 if of_features or of_heads else WHOLE)
         if state.level is not Level.CUT:
             return -1, state
+        if kernel.parameters:  # where it is wrong, one of them has been refused
+            state = replace(state, reduced=False)
+        elif not kernel.backward and (
+            _reduces(kernel, state.extent) or (kernel.kind is OpKind.NORM and over_features)
+        ):
+            state = replace(state, reduced=True)
         if kernel.kind is OpKind.ATTENTION:
             return HEADS, state
         return (COLUMNS if over_features and kernel.kind is not OpKind.NORM else 0), state
@@ -236,6 +250,13 @@ def _normalised(kernel: Kernel) -> int:
     """Return the size of the dimension over which a kernel normalises, or -1."""
     wanted = {OpKind.NORM, OpKind.SOFTMAX, OpKind.CROSS_ENTROPY}
     return kernel.shape[1] if kernel.kind in wanted else -1
+
+
+def _reduces(kernel: Kernel, extent: int) -> bool:
+    """Whether a kernel makes one number of all cut features of each row."""
+    taken, made = kernel.operands[0], kernel.results[0]
+    rows = made.numel() * extent == taken.numel() and made.shape[-1:] != taken.shape[-1:]
+    return kernel.op in REDUCTIONS and taken.shape[-1:] == (extent,) and rows
 
 
 def _of_heads(view: Tensor, extent: int) -> bool:

@@ -4,7 +4,7 @@
 torch computes many meta results in Python and imports sympy (0.8 s) and torch._dynamo (1.9 s) on the
 first such call, more than the whole capture takes. The rules here give the same shapes, dtypes and strides
 without; `tests/piper/capture/test_shapes.py` compares every rule with torch. A rule that does not know a
-case returns None, and torch is asked.
+case returns None, and torch is asked; so does one whose operands do not fit, and torch says why.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def result_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, device:
 
 def _pointwise(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
     if name in TO_BOOL and all(tensor.is_contiguous() for tensor in tensors):
-        return tensors[0].new_empty(_broadcast([tensor.shape for tensor in tensors]), dtype=torch.bool)
+        truths = _broadcast([tensor.shape for tensor in tensors])
+        return None if truths is None else tensors[0].new_empty(truths, dtype=torch.bool)
     leading, plain = tensors[0], _plain(tensors[0])
     both_expand = not all(_expands_to(tensor.shape, leading.shape) for tensor in tensors)
     known = all(tensor.is_contiguous() for tensor in tensors) if both_expand else plain
-    if not (known or (not both_expand and all(map(_in_order, tensors)))):
+    shape = _broadcast([tensor.shape for tensor in tensors])
+    if shape is None or not (known or (not both_expand and all(map(_in_order, tensors)))):
         return None
     ranked = [tensor for tensor in tensors if tensor.dim() > 0] or tensors
     floats = list(dict.fromkeys(tensor.dtype for tensor in ranked if tensor.dtype.is_floating_point))
@@ -66,7 +68,7 @@ def _pointwise(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
     if plain and not both_expand:
         return like(leading, dtype=dtype)
     # What is expanded has no say in the order of the result's dimensions.
-    return leading.new_empty(_broadcast([tensor.shape for tensor in tensors]), dtype=dtype)
+    return leading.new_empty(shape, dtype=dtype)
 
 
 def _of_whole_numbers(tensors: Sequence[Tensor], args: Sequence[Any]) -> Tensor | None:
@@ -75,7 +77,8 @@ def _of_whole_numbers(tensors: Sequence[Tensor], args: Sequence[Any]) -> Tensor 
     whole = all(type(value) is int for value in scalars) and not (scalars and dtype == torch.bool)
     if not whole or any(tensor.dtype != dtype or not tensor.is_contiguous() for tensor in tensors):
         return None
-    return tensors[0].new_empty(_broadcast([tensor.shape for tensor in tensors]))
+    shape = _broadcast([tensor.shape for tensor in tensors])
+    return None if shape is None else tensors[0].new_empty(shape)
 
 
 def like(tensor: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -103,11 +106,12 @@ def _in_order(tensor: Tensor) -> bool:
     return strides == sorted(strides, reverse=True)
 
 
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    """Return the shape to which all of `shapes` expand; the operator itself has checked that they do."""
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
+    """Return the shape to which all of `shapes` expand, or None where they do not."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
+    sizes = [{*along} - {1} or {1} for along in zip(*padded, strict=True)]
+    return None if any(len(along) > 1 for along in sizes) else [along.pop() for along in sizes]
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -115,25 +119,23 @@ def _plain(tensor: Tensor) -> bool:
     return all(stride > 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
+def _mm(a: Tensor, b: Tensor) -> Tensor | None:
+    fit = a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
+    return a.new_empty((*a.shape[:-1], b.shape[-1])) if fit else None
 
 
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor:
-    return _mm(a, b)
-
-
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-
-
-def _baddbmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor:
-    return _bmm(a, b)
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Tensor | None:
+    product = _mm(a, b)
+    fit = product is not None and bias.dtype == a.dtype and _expands_to(bias.shape, product.shape)
+    return product if fit else None
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = tensors[0]
     if first.dim() == 0 or any(t.dtype != first.dtype or t.dim() != first.dim() for t in tensors):
+        return None
+    others = {(*t.shape[: dim % t.dim()], *t.shape[dim % t.dim() + 1 :]) for t in tensors}
+    if len(others) > 1:
         return None
     shape = list(first.shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
@@ -250,8 +252,8 @@ def _index_select(x: Tensor, dim: Any, index: Tensor) -> Tensor | None:
     return x.new_empty(shape)
 
 
-def _gather(x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    return x.new_empty(index.shape)
+def _gather(x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor | None:
+    return x.new_empty(index.shape) if index.dim() == x.dim() else None
 
 
 def _searchsorted(edges: Tensor, values: Any, *, out_int32: bool = False, **_: Any) -> Tensor | None:
@@ -264,8 +266,17 @@ def _itself(x: Tensor, *_: Any) -> Tensor:
     return x
 
 
-def _layer_norm(x: Tensor, normalized_shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not x.is_contiguous():
+def fits_norm(x: Tensor, normalized_shape: Sequence[int], *factors: Any) -> bool:
+    """Whether a norm over the last dimensions has those of x, and its weight and bias too."""
+    shape = tuple(normalized_shape)
+    given = [tuple(factor.shape) for factor in factors if isinstance(factor, Tensor)]
+    return tuple(x.shape[x.dim() - len(shape) :]) == shape and all(size == shape for size in given)
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], *factors: Any
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not x.is_contiguous() or not fits_norm(x, normalized_shape, *factors):
         return None
     dims = len(normalized_shape)
     rows = (*x.shape[: x.dim() - dims], *(1 for _ in range(dims)))
@@ -295,7 +306,7 @@ def _like_contiguous(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> tuple[Tensor, Tensor] | None:
-    if x.dim() == 0:
+    if x.dim() == 0 or k > x.shape[dim]:
         return None
     shape = list(x.shape)
     shape[dim] = k
@@ -320,9 +331,11 @@ def _flash_backward(  # noqa: PLR0917
 
 
 def _layer_norm_on_cpu(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *factors: Any
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Mean and 1/deviation have the dtype of the weights, not fp32 as on CUDA."""
+    if not fits_norm(x, normalized_shape, weight, *factors):
+        return None
     dims = len(normalized_shape)
     rows = x.shape[: x.dim() - dims] + (1,) * dims
     dtype = x.dtype if weight is None else weight.dtype
@@ -335,8 +348,8 @@ CPU_RULES: dict[str, Rule] = {"native_layer_norm": _layer_norm_on_cpu}
 RULES: dict[str, Rule] = {
     "mm": _mm,
     "addmm": _addmm,
-    "bmm": _bmm,
-    "baddbmm": _baddbmm,
+    "bmm": _mm,
+    "baddbmm": _addmm,
     "cat": _cat,
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,

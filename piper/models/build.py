@@ -8,6 +8,7 @@ from torch import nn
 from cost_models.errors import require_known
 from piper.errors import ModelError
 from piper.models import MODELS
+from piper.models.shape import DecoderShape
 from piper.models.source import ModelSource, load, resolve_factory
 from piper.user_code import user_code
 
@@ -23,9 +24,22 @@ def build_module(source: ModelSource, *, dtype: str, device: str, seq_len: int |
     require_known(dtype, list(TORCH_DTYPES), where=source.where, field="dtype", error=ModelError)
     if source.shape is None:
         return _from_factory(source, dtype=dtype, device=device)
+    _require_positions(source.shape, seq_len, where=source.where)
     with _defaults(dtype=dtype, device=device):
         module: nn.Module = load(MODELS[source.shape.family].module)(source.shape, seq_len=seq_len)
     return module
+
+
+def _require_positions(shape: DecoderShape, seq_len: int | None, *, where: str) -> None:
+    """Raise for a sequence (or a document of it) that is longer than the table of learned positions."""
+    table = shape.embedding.positions
+    longest = max(shape.segment_lengths or (seq_len or 0,))
+    if table is not None and longest > table:
+        raise ModelError(
+            where=where, field="seq_len", value=longest,
+            rule=f"exceeds the {table} positions that the model learns",
+            fix=f"take at most {table} tokens (--seq-len {table}), or a config with more positions",
+        )  # fmt: skip
 
 
 def _from_factory(source: ModelSource, *, dtype: str, device: str) -> nn.Module:

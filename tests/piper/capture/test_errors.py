@@ -276,3 +276,28 @@ def test_an_error_of_piper_inside_forward_keeps_its_words():
     with pytest.raises(ModelError) as caught:
         capture(WithForward(forward), **SIZES)
     assert (caught.value.where, caught.value.field) == ("piper.annotate", "index")
+
+
+@pytest.mark.parametrize(
+    "misfit",
+    [
+        lambda x: x + x.new_zeros(3, x.shape[-1]),
+        lambda x: torch.where(x.new_zeros(3, 1, dtype=torch.bool), x, x),
+        lambda x: x @ x.new_zeros(x.shape[-1] + 1, 4),
+        lambda x: torch.bmm(x, x.new_zeros(x.shape[0] + 1, x.shape[-1], 4)),
+        lambda x: F.linear(x, x.new_zeros(x.shape[-1], x.shape[-1]), x.new_zeros(x.shape[-1] - 1)),
+        lambda x: torch.cat([x, x[..., :3]], 1),
+        lambda x: F.layer_norm(x, (x.shape[-1] - 1,)),
+        lambda x: F.rms_norm(x, x.shape[-1:], x.new_zeros(x.shape[-1] - 1)),
+        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None, :, :3], x[:, None])[:, 0],
+        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None, :5], x[:, None])[:, 0],
+        lambda x: x.topk(x.shape[-1] + 5).values,
+    ],
+)
+def test_operands_that_do_not_fit_are_refused_as_torch_would(misfit):
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            x = self.embed(tokens)
+            return self.loss(x + misfit(x).sum(), labels)
+
+    assert refused(forward).field == "forward"

@@ -8,7 +8,7 @@ from torch import nn
 
 from cost_models.ops import OpKind, cut
 from piper import annotate
-from piper.capture import capture
+from piper.capture import KernelChoice, capture
 
 SIZES = {"micro_batch": 2, "seq_len": 8, "dtype": "fp32"}
 HIDDEN, VOCABULARY = modules.HIDDEN, modules.VOCABULARY
@@ -221,6 +221,23 @@ def test_a_norm_over_all_cut_features_cannot_be_cut():
 
     region, *_ = in_region(modules.Chain(Wide, blocks=1))
     assert region.tensor_refused == ("blocks.0.inner.weight", "blocks.0.inner.bias")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm_over_all_cut_features_cannot_be_cut_whatever_kernels_make_it(device, weighted):
+    class Wide(Pair):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.RMSNorm(4 * HIDDEN, elementwise_affine=weighted)
+
+        def forward(self, x):
+            with annotate("PP"), annotate("TP"):
+                return self.down(self.inner(self.up(x)))
+
+    model = capture(modules.Chain(Wide, blocks=1), **SIZES, kernels=KernelChoice(device=device))
+    (region,) = [segment for segment in model.segments if "TP" in dict(segment.tags)]
+    assert region.tensor_refused[0] == f"blocks.0.{'inner' if weighted else 'down'}.weight"
 
 
 class Vocabulary(modules.Chain):
