@@ -43,9 +43,8 @@ def explain(*, model: str, strategy: str, against: str | None, as_json: bool, **
         found = explanation.differences(*explained)
         result["against"] = explained[1] | {"difference_s": found}
         names = tuple(each["strategy"]["shorthand"] for each in explained)
-        lines = explanation.difference_lines(
-            (names[0], names[1]), found, step_time_s=explained[0]["step_time_s"]
-        )
+        steps = [prediction.result for prediction in predictions]
+        lines = explanation.difference_lines((names[0], names[1]), found, results=steps)
         text = "\n\n".join(
             [text, explanation.explanation_text(predictions[1].result, explained[1]), "\n".join(lines)]
         )

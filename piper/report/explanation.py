@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cost_models.units import format_duration
+from piper.report.likeness import comparable_s, unlike
 from piper.report.quantities import format_share
 from piper.report.saved import largest_saved, saved_heading, saved_lines
 from piper.report.summary import Result, aligned, breakdown_lines, bubble_lines, heading_lines
@@ -109,20 +110,21 @@ def explanation_text(result: Result, explained: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def difference_lines(names: tuple[str, str], found: Mapping[str, Any], *, step_time_s: float) -> list[str]:
-    """Say which of two strategies is faster, and by what."""
-    more = found["step_time_s"]
-    verdict = "as fast as" if not more else f"{abs(more) / step_time_s:.1%} {_slower(more)} than"
+def difference_lines(
+    names: tuple[str, str], found: Mapping[str, Any], *, results: Sequence[Result]
+) -> list[str]:
+    """Say which of two strategies is faster, and by what; `results` are their predictions."""
+    first, second = comparable_s(results)
+    more = second - first
+    verdict = "as fast as" if not more else f"{abs(more) / first:.1%} {_slower(more)} than"
     rows = [
         [f"  {name}", f"{'+' if seconds > 0 else '-'}{format_duration(abs(seconds))}"]
         for name, seconds in found["breakdown_s"].items()
         if abs(seconds) > 0
     ]
-    return (
-        [f"{names[1]} is {verdict} {names[0]}", *aligned(rows, left_columns=1)]
-        if rows
-        else [f"{names[1]} is {verdict} {names[0]}"]
-    )
+    whole = ["the parts are those of whole steps"] if second != results[1]["step_time_s"] else []
+    notes = [f"note: {text}" for text in (*whole, *unlike(results))]
+    return [f"{names[1]} is {verdict} {names[0]}", *(aligned(rows, left_columns=1) if rows else []), *notes]
 
 
 def _slower(more_s: float) -> str:

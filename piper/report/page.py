@@ -11,6 +11,7 @@ from typing import Any
 
 from cost_models import units
 from piper.report import quantities, summary
+from piper.report.likeness import comparable_s, unlike
 from piper.report.page_data import timeline_data
 from piper.report.result import Result
 from piper.report.training import difference_lines
@@ -128,11 +129,16 @@ def _comparison(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     predicted = [card for card in cards if card["full"]]
     compared = predicted or list(cards)
     fitting = [card for card in compared if card["figures"].get("fits", True)]
-    best = min(fitting or compared, key=lambda card: card["step_time_s"])
+    figures = [card["figures"] for card in predicted]
+    times = comparable_s(figures) if predicted else [card["step_time_s"] for card in compared]
+    time_of = {id(card): time for card, time in zip(compared, times, strict=True)}
+    best = min(fitting or compared, key=lambda card: time_of[id(card)])
     return {
         "best": best,
         "compared": compared,
         "that_fits": bool(predicted and fitting),
+        "more": [time_of[id(c)] / time_of[id(best)] - 1 if id(c) in time_of else None for c in cards],
+        "notes": unlike(figures),
         "longest_s": max(c["step_time_s"] for c in compared),
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cost_models.units import format_bytes, format_duration
+from piper.report.likeness import comparable_s, unlike
 from piper.report.quantities import format_count, format_ranges, format_share
 
 Result = Mapping[str, Any]
@@ -144,23 +145,24 @@ def compare(results: Sequence[tuple[str, Result]]) -> str:
     Args:
         results: (name, result) pairs, in the order in which they are shown.
     """
-    fitting = [result["step_time_s"] for _, result in results if result["fits"]]
-    best = min(fitting or [result["step_time_s"] for _, result in results])
+    times = comparable_s([result for _, result in results])
+    best = min([t for t, (_, r) in zip(times, results, strict=True) if r["fits"]] or times)
     rows = [["strategy", "step time", "vs best", "MFU", "bubble", "exposed comm", "peak memory", "fits"]]
     rows += [
         [
             name,
             format_duration(result["step_time_s"]),
-            f"{result['step_time_s'] / best - 1:+.1%}" if result["step_time_s"] != best else "best",
+            f"{time / best - 1:+.1%}" if time != best else "best",
             format_share(result["mfu"]),
             format_share(result["bubble_fraction"]),
             format_share(exposed_s(result) / result["step_time_s"]),
             format_bytes(result["peak_memory_bytes"]),
             "yes" if result["fits"] else "NO",
         ]
-        for name, result in results
+        for time, (name, result) in zip(times, results, strict=True)
     ]
-    return "\n".join(aligned(rows, left_columns=1))
+    notes = [f"note: {text}" for text in unlike([result for _, result in results])]
+    return "\n".join([*aligned(rows, left_columns=1), *notes])
 
 
 def exposed_s(result: Result) -> float:

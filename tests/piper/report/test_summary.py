@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper.report import summary
+from piper.report.explanation import difference_lines, differences
 from tests.piper.report.samples import GIB, figures
 
 
@@ -79,6 +80,27 @@ def test_comparison_is_against_the_fastest_that_fits() -> None:
     assert b.endswith("NO")
     assert "best" in c
     assert "15.0 %" in a, "exposed communication of all kinds"
+
+
+def test_steps_of_different_batches_are_compared_by_time_per_token() -> None:
+    wide, narrow = figures(step_time_s=0.02), figures(step_time_s=0.01)
+    wide["tokens_per_s"], narrow["tokens_per_s"] = 128 / 0.02, 32 / 0.01
+    _, first, second, note = summary.compare([("wide", wide), ("narrow", narrow)]).splitlines()
+    assert "best" in first
+    assert "+100.0%" in second
+    assert "(128 and 32)" in note
+    assert "--global-batch" in note
+    verdict, *_, last, _ = difference_lines(
+        ("wide", "narrow"), differences(wide, narrow), results=[wide, narrow]
+    )
+    assert verdict == "narrow is 100.0% slower than wide"
+    assert last == "note: the parts are those of whole steps"
+
+
+def test_different_models_side_by_side_are_named() -> None:
+    results = [("a", figures()), ("b", figures(model="another"))]
+    assert "another" in summary.compare(results).splitlines()[-1]
+    assert len(summary.compare(results[:1] * 2).splitlines()) == 3
 
 
 def test_exposed_communication_sums_all_kinds() -> None:
