@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.errors import CostModelError, check_invariant, nearest
 from cost_models.price import CostModel
@@ -215,19 +216,24 @@ def _ranks(
 
 
 def _error_band(timeline: Timeline, workload: Workload) -> dict[str, Any]:
-    prices, price = workload.prices, workload.price[workload.price != NONE]
-    seconds = math.fsum(prices.seconds[price])
-    low = _ratio(math.fsum(prices.low_s[price]), seconds) if seconds else 1.0
-    high = _ratio(math.fsum(prices.high_s[price]), seconds) if seconds else 1.0
+    prices, counts = workload.prices, _counts(workload)
+    seconds = math.fsum(prices.seconds * counts)
+    low = _ratio(math.fsum(prices.low_s * counts), seconds) if seconds else 1.0
+    high = _ratio(math.fsum(prices.high_s * counts), seconds) if seconds else 1.0
     step_s = timeline.step_time_ns / 1e9
     return {"step_time_low_s": step_s * low, "step_time_high_s": step_s * high, "basis": BAND_BASIS}
 
 
 def _provenance(workload: Workload) -> dict[str, float]:
-    price = workload.price[workload.price != NONE]
-    by_name = workload.prices.provenance_s[price].sum(axis=0)
+    by_name = (workload.prices.provenance_s * _counts(workload)[:, None]).sum(axis=0)
     total = float(by_name.sum())
     return {name.value: _ratio(float(s), total) for name, s in zip(PROVENANCES, by_name, strict=True)}
+
+
+def _counts(workload: Workload) -> npt.NDArray[np.int64]:
+    """Return how many tasks have each price, int64 [prices]."""
+    price = workload.price[workload.price != NONE]
+    return np.bincount(price, minlength=len(workload.prices.seconds))
 
 
 def _warnings(result: dict[str, Any]) -> list[str]:

@@ -44,26 +44,46 @@ def memory_curve(
     """
     table = device.buffers
     size = table.size_bytes if sizes is None else sizes
-    taken, taken_ns = _events(device.tasks.allocates, start_ns)
-    given, given_ns = _events(device.tasks.frees, end_ns)
-    _require_not_persistent(device, np.concatenate([taken, given]))
-    time_ns, at = np.unique(np.concatenate([np.zeros(1, np.int64), taken_ns, given_ns]), return_inverse=True)
-    change = np.zeros((len(time_ns), len(MemoryClass)), dtype=np.int64)
     kinds = table.memory_class.astype(np.int64)
-    buffers = np.concatenate([taken, given])
-    signed = np.concatenate([size[taken], -size[given]])
-    np.add.at(change, (at[1:], kinds[buffers]), signed)
-    np.add.at(change[0], kinds[table.persistent], size[table.persistent])
-    class_bytes = np.cumsum(change, axis=0)
+    taken, given = device.tasks.allocates, device.tasks.frees
+    touched = np.concatenate([taken.values, given.values])
+    _require_not_persistent(device, touched)
+    classes = np.flatnonzero(np.bincount(kinds[touched], minlength=len(MemoryClass)))
+    up, down = (_by_task(lists, kinds, size, classes=classes) for lists in (taken, given))
+    begins, ends = np.flatnonzero(up.any(axis=0)), np.flatnonzero(down.any(axis=0))
+    times = np.concatenate([start_ns[:, begins].ravel(), end_ns[:, ends].ravel()])
+    order = np.argsort(times)
+    times = times[order]
+    last = np.flatnonzero(np.append(times[1:] != times[:-1], True)[: len(times)])
+    change = np.concatenate(
+        [np.tile(up[:, begins], len(start_ns)), np.tile(-down[:, ends], len(start_ns))], axis=1
+    )
+    held = np.stack([np.cumsum(row[order])[last] for row in change]) if len(change) else change
+    return _curve(device, times[last], held, classes=classes, size=size)
+
+
+def _by_task(lists: IndexLists, kinds: Ints, size: Ints, *, classes: Ints) -> Ints:
+    """Return the bytes of some classes that each task takes or gives back, int64 [classes, tasks]."""
+    num_tasks = len(lists.starts) - 1
+    tasks = np.repeat(np.arange(num_tasks), np.diff(lists.starts))
+    row = np.searchsorted(classes, np.arange(len(MemoryClass)))[kinds[lists.values]]
+    found = np.zeros(len(classes) * num_tasks, dtype=np.int64)
+    np.add.at(found, row * num_tasks + tasks, size[lists.values])
+    return found.reshape(len(classes), num_tasks)
+
+
+def _curve(device: DevicePlan, time_ns: Ints, held: Ints, *, classes: Ints, size: Ints) -> MemoryCurve:
+    """Add what stays to what tasks hold, int64 [classes, changes], and leave out what changes nothing."""
+    lasting = device.buffers.persistent
+    stays = np.zeros(len(MemoryClass), dtype=np.int64)
+    np.add.at(stays, device.buffers.memory_class[lasting].astype(np.int64), size[lasting])
+    if not len(time_ns) or time_ns[0]:
+        time_ns, held = np.insert(time_ns, 0, 0), np.insert(held, 0, 0, axis=1)
+    changed = np.append(True, (held[:, 1:] != held[:, :-1]).any(axis=0))
+    class_bytes = np.repeat(stays[None], np.count_nonzero(changed), axis=0)
+    class_bytes[:, classes] += held[:, changed].T
     _require_alive(device, class_bytes)
-    changed = np.concatenate([np.ones(1, np.bool_), (np.diff(class_bytes, axis=0) != 0).any(axis=1)])
-    return MemoryCurve(time_ns=time_ns[changed], class_bytes=class_bytes[changed])
-
-
-def _events(lists: IndexLists, times: Ints) -> tuple[Ints, Ints]:
-    """Return (buffer, time) of every entry of `lists`, step after step."""
-    tasks = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
-    return np.tile(lists.values, len(times)), times[:, tasks].ravel()
+    return MemoryCurve(time_ns=time_ns[changed], class_bytes=class_bytes)
 
 
 def _require_not_persistent(device: DevicePlan, buffers: Ints) -> None:

@@ -49,7 +49,7 @@ def owners_at(device: DevicePlan, track: RankTrack, *, time_ns: int) -> list[tup
         (device.tasks.frees, track.end_ns, -1),
     ):
         tasks = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
-        happened = (times.reshape(-1, len(device.tasks))[:, tasks] <= time_ns).sum(axis=0)
-        np.add.at(alive, lists.values, sign * happened)
+        happened = (times.reshape(-1, len(device.tasks)) <= time_ns).sum(axis=0)
+        np.add.at(alive, lists.values, sign * happened[tasks])
     found = [(table.owner_of(i), int(table.size_bytes[i])) for i in np.flatnonzero(alive > 0).tolist()]
     return sorted((row for row in found if row[1]), key=lambda row: (-row[1], row[0]))

@@ -126,6 +126,11 @@ def attribute(plan: Plan, timeline: Timeline) -> Attribution:
 
 def communication_labels(plan: Plan, device: DevicePlan) -> list[Label]:
     """Return the label of every task of `device` while it is on the wire (compute tasks: of its kind)."""
+    return [Label(label) for label in _labels(plan, device).tolist()]
+
+
+def _labels(plan: Plan, device: DevicePlan) -> Ints:
+    """Return `communication_labels` as a column, int64 [tasks]."""
     table = device.tasks
     columns = (table.kind, table.group, table.bucket, table.stage, table.phase)
     first, number = distinct_rows(columns)
@@ -134,7 +139,7 @@ def communication_labels(plan: Plan, device: DevicePlan) -> list[Label]:
         _label(plan, TaskKind(kind), group, is_norm=bucket == stage == phase == NONE)
         for kind, group, bucket, stage, phase in rows
     ]
-    return [labels[row] for row in number.tolist()]
+    return np.array(labels, dtype=np.int64)[number]
 
 
 def _label(plan: Plan, kind: TaskKind, group: int, *, is_norm: bool) -> Label:
@@ -188,7 +193,7 @@ class _RankView:
     def __init__(self, plan: Plan, device: DevicePlan, track: RankTrack) -> None:
         table = device.tasks
         self.num_tasks = len(table)
-        self.labels = np.array(communication_labels(plan, device), dtype=np.int64)
+        self.labels = _labels(plan, device)
         self.is_busy = np.isin(self.labels, np.array(BUSY))
         self.compute = np.flatnonzero(self.is_busy & (table.stream == 0))
         self.phase = np.full(self.num_tasks, Phase.COOL_DOWN, dtype=np.int64)
@@ -272,8 +277,8 @@ class _RankView:
             gap, instance = self._before(gap, instance)
             ended = np.append(self.end, np.iinfo(np.int64).max)[np.minimum(instance, num_spans)]
             asked = ~self.is_busy[instance % self.num_tasks] & (ended > gaps.begin[gap])
-            codes = np.setdiff1d(gap[asked] * span + instance[asked], seen)
-            seen = np.concatenate([seen, codes])
+            codes = _new(gap[asked] * span + instance[asked], seen)
+            seen = np.sort(np.concatenate([seen, codes]))
             gap, instance = np.divmod(codes, span)
         gap, instance = np.divmod(seen, span)
         wired = ~self.is_busy[instance % self.num_tasks] & (instance < num_spans)
@@ -292,6 +297,14 @@ class _RankView:
             found.append((gap[row], offset[row] - back + lists.values[place]))
         gaps, instances = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return gaps[instances >= 0], instances[instances >= 0]
+
+
+def _new(codes: Ints, seen: Ints) -> Ints:
+    """Return the distinct codes, rising, that are not among those seen, which rise (np.setdiff1d hashes)."""
+    codes = np.sort(codes)
+    codes = codes[np.append(True, codes[1:] != codes[:-1])[: len(codes)]]
+    fresh: Ints = codes[np.append(seen, NONE)[np.searchsorted(seen, codes)] != codes]
+    return fresh
 
 
 def _phases(kind: Ints) -> Ints:
