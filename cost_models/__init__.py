@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from cost_models.stacks import STACKS
     from cost_models.topology import Cluster, LinkSpec
     from cost_models.units import format_bytes, format_duration
+    from cost_models.use import CommunicationUse, LinkKind, Machine, OperationUse
 
 _MODULE_OF = {
+    "OperationUse": "cost_models.use",
+    "Machine": "cost_models.use",
+    "LinkKind": "cost_models.use",
+    "CommunicationUse": "cost_models.use",
     "CLUSTERS": "cost_models.clusters",
     "COST_MODELS": "cost_models.models",
     "GPUS": "cost_models.hardware",
@@ -62,14 +67,18 @@ __all__ = [
     "Cluster",
     "ClusterCostModel",
     "CollectiveKind",
+    "CommunicationUse",
     "CostModel",
     "CostModelError",
     "Gpu",
     "InputError",
     "InternalError",
+    "LinkKind",
     "LinkSpec",
+    "Machine",
     "OpKind",
     "Operation",
+    "OperationUse",
     "Price",
     "Provenance",
     "Stack",

@@ -1,8 +1,8 @@
 """What a price is, and what a cost model must answer.
 
 A `Price` is seconds with a band and its provenance. The simulator asks a `CostModel` four questions
-(operation, transfer, collective, host copy), which sets of ranks are alike, and reads a few facts about host
-and device; it knows no hardware.
+(operation, transfer, collective, host copy), what each of these holds of the machine meanwhile, which sets of
+ranks are alike, and reads a few facts about host and device; it knows no hardware.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cost_models.ops import Operation
+
+if TYPE_CHECKING:  # arrays are needed only by those who ask for what is shared
+    import numpy as np
+    import numpy.typing as npt
+
+    from cost_models.use import CommunicationUse, Machine, OperationUse
 
 
 class Provenance(StrEnum):
@@ -92,3 +98,24 @@ class CostModel(Protocol):
         The sets have one size. Two that lie alike have equal prices in every collective and transfer, so that
         of thousands of replicas a few are priced.
         """
+
+    def machine(self, num_ranks: int) -> Machine | None:
+        """Return what the ranks of a job share, or None: nothing is, and no use below is ever asked for."""
+
+    def operation_use(self, operation: Operation) -> OperationUse:
+        """Return what bounds one kernel (not `count` of them)."""
+
+    def transfer_use(
+        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return what transfers that run at once hold; pairs: [n, 2], from rank and to rank."""
+
+    def collective_use(
+        self, kind: CollectiveKind, *, size_bytes: int, members: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return what a collective holds that several sets of ranks run at once; members: [sets, n]."""
+
+    def host_copy_use(
+        self, *, size_bytes: int, ranks: npt.NDArray[np.int64], to_host: bool, num_ranks: int
+    ) -> CommunicationUse:
+        """Return what copies between devices and their host hold; ranks: [n]."""

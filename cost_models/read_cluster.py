@@ -7,7 +7,7 @@ from typing import Any
 from cost_models.gpu import Gpu
 from cost_models.price import CollectiveKind, Provenance
 from cost_models.read_gpu import provenance
-from cost_models.topology import Cluster, Communicators, Curve, InterNode, LinkSpec
+from cost_models.topology import Cluster, Communicators, Curve, InterNode, LinkSpec, Spine
 from cost_models.yaml_file import Section
 
 _CURVED = tuple(kind for kind in CollectiveKind if kind is not CollectiveKind.RING_SHIFT)
@@ -64,7 +64,7 @@ def _curve(section: Section, basis: Provenance) -> Curve:
 
 
 def _inter(file: Section) -> InterNode:
-    link = file.section("inter", ("nics_per_node", "nic_bandwidth", "nic_latency"))
+    link = file.section("inter", ("nics_per_node", "nic_bandwidth", "nic_latency", "spine"))
     keys = (
         "ring_efficiency", "all_to_all_efficiency", "transfer_efficiency", "ring_latency", "tree_latency",
         "peer_latency", "protocol_switch", "two_node_tree", "large_from", "large_error", "small_error",
@@ -86,4 +86,12 @@ def _inter(file: Section) -> InterNode:
         large_error=section.error("large_error"),
         small_error=section.error("small_error"),
         provenance=provenance(section),
+        spine=_spine(link) if "spine" in link else None,
+    )
+
+
+def _spine(link: Section) -> Spine:
+    section = link.section("spine", ("nodes_per_leaf", "oversubscription"), sourced=False)
+    return Spine(
+        nodes_per_leaf=section.integer("nodes_per_leaf"), oversubscription=section.number("oversubscription")
     )

@@ -54,6 +54,42 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spine:
+    """Leaf switches below a spine that carries less than they do.
+
+    Args:
+        nodes_per_leaf: nodes on one leaf switch (or one group of rail switches).
+        oversubscription: bandwidth of those nodes over that of the leaf's links to the spine.
+    """
+
+    nodes_per_leaf: int
+    oversubscription: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What communication holds of the machine while it runs.
+
+    Args:
+        ring_processors, in_switch_processors, all_to_all_processors, transfer_processors: of each member,
+            inside a node.
+        network_ring_processors, network_transfer_processors: of each member, over nodes (a transfer, or a
+            remote peer of an all-to-all).
+        ring_connections: of a ring on one interface, each direction.
+        peer_connections: to one remote peer of an all-to-all or a transfer.
+    """
+
+    ring_processors: int = 16
+    in_switch_processors: int = 16
+    all_to_all_processors: int = 16
+    transfer_processors: int = 16
+    network_ring_processors: int = 16
+    network_transfer_processors: int = 4
+    ring_connections: float = 2.0
+    peer_connections: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InterNode:
     """The network between nodes, and what collectives make of it.
 
@@ -72,6 +108,7 @@ class InterNode:
             each byte once through the network instead of twice.
         large_bytes: messages from here on have `large_error`, smaller ones `small_error`.
         provenance: of these figures.
+        spine: what leaf switches have to share, or None (every node has its full bandwidth to every other).
     """
 
     nics_per_node: int
@@ -88,6 +125,7 @@ class InterNode:
     large_error: float
     small_error: float
     provenance: Provenance
+    spine: Spine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +178,7 @@ class Cluster:
         inter: the network, or None (one node).
         eager_limit_bytes: largest message that a send hands over without waiting for its receive.
         communicators: memory per communicator.
+        sharing: processors and connections of communication.
         sources: where the figures of each section come from.
     """
 
@@ -156,6 +195,7 @@ class Cluster:
     inter: InterNode | None
     eager_limit_bytes: int
     communicators: Communicators
+    sharing: Sharing = field(default_factory=Sharing)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

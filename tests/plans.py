@@ -88,6 +88,9 @@ class FakeCostModel:
     def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         return self.distinct_sets(members)
 
+    def machine(self, num_ranks: int) -> None:
+        return None
+
 
 def fixed(time_ns: int, *, kernels: int = 1, flops: int = 0) -> Work:
     """Return a work of `kernels` kernels that last `time_ns` each."""

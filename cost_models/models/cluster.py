@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cost_models.catalogue import Stack, load_cluster, load_stack
 from cost_models.models.collectives import Collectives
@@ -12,6 +13,13 @@ from cost_models.models.roofline import Roofline
 from cost_models.ops import Operation
 from cost_models.price import CollectiveKind, Price
 from cost_models.topology import Cluster
+from cost_models.use import CommunicationUse, Machine, OperationUse
+
+if TYPE_CHECKING:  # pricing alone does without arrays
+    import numpy as np
+    import numpy.typing as npt
+
+    from cost_models.loads import Loads
 
 _PAIR = 2
 
@@ -31,6 +39,7 @@ class ClusterCostModel:
         self._operations: dict[Operation, Price] = {}
         self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
         self._transfers: dict[tuple[int, int, int], Price] = {}
+        self._loads: dict[int, Loads] = {}
 
     @property
     def name(self) -> str:
@@ -102,6 +111,39 @@ class ClusterCostModel:
     def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Return one of these sets of ranks for each way in which sets lie on the cluster."""
         return self.cluster.distinct(members)
+
+    def machine(self, num_ranks: int) -> Machine | None:
+        """Return what the ranks of a job share; None on a CPU, whose figures are one process's estimate."""
+        return self._loads_of(num_ranks).links.machine() if self.cluster.gpu.asynchronous else None
+
+    def operation_use(self, operation: Operation) -> OperationUse:
+        """Return what bounds one kernel (not `count` of them)."""
+        return self._roofline.operation_use(replace(operation, count=1))
+
+    def transfer_use(
+        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return what transfers that run at once hold; pairs: [n, 2], from rank and to rank."""
+        return self._loads_of(num_ranks).transfer(size_bytes=size_bytes, pairs=pairs)
+
+    def collective_use(
+        self, kind: CollectiveKind, *, size_bytes: int, members: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return what a collective holds that several sets of ranks run at once; members: [sets, n]."""
+        return self._loads_of(num_ranks).collective(kind, size_bytes=size_bytes, members=members)
+
+    def host_copy_use(
+        self, *, size_bytes: int, ranks: npt.NDArray[np.int64], to_host: bool, num_ranks: int
+    ) -> CommunicationUse:
+        """Return what copies between devices and their host hold; ranks: [n]."""
+        return self._loads_of(num_ranks).host_copy(size_bytes=size_bytes, ranks=ranks, to_host=to_host)
+
+    def _loads_of(self, num_ranks: int) -> Loads:
+        from cost_models.loads import Loads  # loads numpy
+
+        if num_ranks not in self._loads:
+            self._loads[num_ranks] = Loads(self.cluster, num_ranks=num_ranks)
+        return self._loads[num_ranks]
 
 
 def cluster_cost_model(cluster: Cluster | str, *, stack: Stack | str = "piper") -> ClusterCostModel:

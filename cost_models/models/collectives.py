@@ -21,18 +21,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 from cost_models.band import band
 from cost_models.errors import CostModelError
 from cost_models.price import CollectiveKind, Price, Provenance
-from cost_models.topology import Cluster, Curve, Spread
+from cost_models.topology import Cluster, Curve, InterNode, Spread
 
 _NORM = 8
 """Exponent that rounds off the minimum of two near bandwidths (H100: 365 inside, 388 outside, 314 to 345
 measured on 10 nodes; xxrjun/nccl-tests-cluster)."""
 
-_FREE = Price(seconds=0.0, low_s=0.0, high_s=0.0, provenance=Provenance.DATASHEET)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """The time of a transfer or collective that has the machine for itself.
+
+    Args:
+        seconds: from the last arrival to the last byte.
+        latency_s: the part of them in which no bytes flow.
+        error, provenance: of the figures.
+    """
+
+    seconds: float
+    latency_s: float
+    error: float
+    provenance: Provenance
+
+    def price(self) -> Price:
+        """Return the price."""
+        return band(self.seconds, error=self.error, provenance=self.provenance)
+
+
+_FREE = Alone(seconds=0.0, latency_s=0.0, error=0.0, provenance=Provenance.DATASHEET)
 
 
 class Collectives:
@@ -58,22 +80,27 @@ class Collectives:
 
     def price(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Price:
         """Price a collective of a group that lies like `spread`."""
+        return self.alone(kind, size_bytes, spread).price()
+
+    def alone(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Alone:
+        """Return the time of a collective of a group that lies like `spread`, and the latency in it."""
         if spread.num_ranks == 1:
             return _FREE
         if kind is CollectiveKind.RING_SHIFT:
             return self._exchange(size_bytes, spread, share=self._leaving_share(spread))
         curve = self._curve(kind, spread.most)
         if spread.num_nodes == 1:
-            seconds = _inside(curve, size_bytes * bus_factor(kind, spread.num_ranks), spread.num_ranks)
-            return band(seconds, error=curve.error, provenance=curve.provenance)
+            bus_bytes = size_bytes * bus_factor(kind, spread.num_ranks)
+            return _on_curve(curve, _inside(curve, bus_bytes, spread.num_ranks), spread.num_ranks)
         network = self.cluster.network()
         inside = _inside(curve, size_bytes * bus_factor(kind, spread.most), spread.most)
         if kind is CollectiveKind.ALL_TO_ALL:
-            seconds = self._all_to_all_s(size_bytes, spread, curve)
+            seconds, latency_s = self._all_to_all_s(size_bytes, spread, curve)
         else:
-            seconds = self._ring_s(kind, size_bytes, spread=spread, curve=curve)
-        error = network.large_error if size_bytes >= network.large_bytes else network.small_error
-        return band(max(seconds, inside), error=error, provenance=network.provenance)
+            seconds, latency_s = self._ring_s(kind, size_bytes, spread=spread, curve=curve)
+        if inside > seconds:
+            seconds, latency_s = inside, _latency(curve, spread.most)
+        return _over_nodes(network, size_bytes, seconds=seconds, latency_s=latency_s)
 
     def transfer(self, *, size_bytes: int, source_rank: int, target_rank: int) -> Price:
         """Price a point-to-point transfer, from both ends ready to the last byte.
@@ -81,19 +108,31 @@ class Collectives:
         Raises: CostModelError for ranks that the cluster lacks, equal ranks, a negative size.
         """
         spread = self.cluster.spread((source_rank, target_rank))
-        share = self.cluster.network_share(1) if spread.num_nodes > 1 else math.inf
-        return self._exchange(_checked(size_bytes), spread, share=share)
+        return self.alone_transfer(_checked(size_bytes), inside=spread.num_nodes == 1).price()
 
-    def _exchange(self, size_bytes: int, spread: Spread, *, share: float) -> Price:
-        """Price messages between neighbours, sent at once, `share` bytes per second of network for each."""
+    def alone_transfer(self, size_bytes: int, *, inside: bool) -> Alone:
+        """Return the time of a transfer inside a node or between two, and the latency in it."""
+        spread = Spread(num_ranks=2, num_nodes=1 if inside else 2, fewest=1, most=1)
+        return self._exchange(size_bytes, spread, share=math.inf if inside else self.cluster.network_share(1))
+
+    def in_switch(self, kind: CollectiveKind, spread: Spread) -> bool:
+        """Tell whether a collective is reduced in the switch: inside a node, or as a tree of two nodes."""
+        if kind is not CollectiveKind.ALL_REDUCE or spread.most < self.cluster.in_switch_from:
+            return False
+        if self.cluster.in_switch is None:
+            return False
+        return spread.num_nodes == 1 or _two_node_tree(self.cluster.network(), spread)
+
+    def _exchange(self, size_bytes: int, spread: Spread, *, share: float) -> Alone:
+        """Time messages between neighbours, sent at once, `share` bytes per second of network for each."""
         curve = self.cluster.transfer_curve
         inside = _inside(curve, size_bytes, 2)
         if spread.num_nodes == 1:
-            return band(inside, error=curve.error, provenance=curve.provenance)
+            return _on_curve(curve, inside, 2)
         network = self.cluster.network()
         outside = network.nic.latency_s + size_bytes / (network.transfer_efficiency * share)
-        error = network.large_error if size_bytes >= network.large_bytes else network.small_error
-        return band(max(inside, outside), error=error, provenance=network.provenance)
+        latency_s = network.nic.latency_s if outside >= inside else _latency(curve, 2)
+        return _over_nodes(network, size_bytes, seconds=max(inside, outside), latency_s=latency_s)
 
     def _leaving_share(self, spread: Spread) -> float:
         """Return the network bandwidth of a member whose next one is on another node; [Note: ring shift]."""
@@ -108,15 +147,16 @@ class Collectives:
             return in_switch
         return self.cluster.curves[kind]
 
-    def _ring_s(self, kind: CollectiveKind, size_bytes: int, *, spread: Spread, curve: Curve) -> float:
-        """Return the seconds of an all-reduce, all-gather or reduce-scatter over several nodes."""
+    def _ring_s(
+        self, kind: CollectiveKind, size_bytes: int, *, spread: Spread, curve: Curve
+    ) -> tuple[float, float]:
+        """Return the time and latency of an all-reduce, all-gather or reduce-scatter over several nodes."""
         network = self.cluster.network()
         bus_bytes = size_bytes * bus_factor(kind, spread.num_ranks)
         outside = network.ring_efficiency * self.cluster.network_share(spread.fewest)
         root_s = 0.0
         if curve is self.cluster.in_switch:
-            tree = network.two_node_tree and spread.num_nodes == 2  # noqa: PLR2004 (two nodes)
-            if tree:
+            if _two_node_tree(network, spread):
                 outside *= bus_factor(kind, spread.num_ranks)
                 root_s = curve.sqrt_s * math.sqrt(bus_bytes)
             else:
@@ -127,10 +167,10 @@ class Collectives:
         else:
             hops, hop_s = spread.num_nodes, network.ring_latency_s
         latency = _latency(curve, spread.most) + hops * _ramp(hop_s, bus_bytes, network.protocol_switch_bytes)
-        return latency + root_s + bus_bytes / _rounded_minimum(inside, outside)
+        return latency + root_s + bus_bytes / _rounded_minimum(inside, outside), latency
 
-    def _all_to_all_s(self, size_bytes: int, spread: Spread, curve: Curve) -> float:
-        """Return the seconds of an all-to-all over several nodes, of the rank with most remote peers."""
+    def _all_to_all_s(self, size_bytes: int, spread: Spread, curve: Curve) -> tuple[float, float]:
+        """Return the time and latency of an all-to-all over several nodes, by the most remote peers."""
         network = self.cluster.network()
         remote = spread.num_ranks - spread.fewest
         remote_bytes = size_bytes * remote / spread.num_ranks
@@ -138,7 +178,8 @@ class Collectives:
         outside_s = remote_bytes / (network.all_to_all_efficiency * self.cluster.network_share(1))
         inside_s = curve.sqrt_s * math.sqrt(local_bytes) + local_bytes / curve.bandwidth_bytes_per_s
         peer_s = _ramp(network.peer_latency_s, remote_bytes, network.protocol_switch_bytes)
-        return _latency(curve, spread.most) + remote * peer_s + max(outside_s, inside_s)
+        latency = _latency(curve, spread.most) + remote * peer_s
+        return latency + max(outside_s, inside_s), latency
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int) -> float:
@@ -152,6 +193,24 @@ def bus_factor(kind: CollectiveKind, num_ranks: int) -> float:
             return 1.0
         case _:
             assert_never(kind)
+
+
+def _on_curve(curve: Curve, seconds: float, num_ranks: int) -> Alone:
+    return Alone(
+        seconds=seconds,
+        latency_s=_latency(curve, num_ranks),
+        error=curve.error,
+        provenance=curve.provenance,
+    )
+
+
+def _over_nodes(network: InterNode, size_bytes: int, *, seconds: float, latency_s: float) -> Alone:
+    error = network.large_error if size_bytes >= network.large_bytes else network.small_error
+    return Alone(seconds=seconds, latency_s=latency_s, error=error, provenance=network.provenance)
+
+
+def _two_node_tree(network: InterNode, spread: Spread) -> bool:
+    return network.two_node_tree and spread.num_nodes == 2  # noqa: PLR2004 (two nodes)
 
 
 def _inside(curve: Curve, bus_bytes: float, num_ranks: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import assert_never
 
 from cost_models.band import band
@@ -10,6 +11,7 @@ from cost_models.errors import CostModelError
 from cost_models.gpu import Gpu
 from cost_models.ops import DTYPE_BYTES, Operation, OpKind
 from cost_models.price import Price, Provenance
+from cost_models.use import OperationUse
 
 _BACKWARD_FLOPS_RATIO = 2.5
 """FLOPs of a fused attention backward over its forward: 5 matrix products instead of 2 (Dao 2023)."""
@@ -21,6 +23,28 @@ _HEAD_64, _HEAD_128 = 64, 128
 
 _TOUCHED_PER_ROW = 3
 """How often an embedding gradient moves a row: read the gradient, read and write the entry of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """The time of one kernel that has the device for itself: a term of the roofline, and latency.
+
+    Args:
+        processor_s, memory_s: bound by processors, or by memory bandwidth; one of them is 0.
+        latency_s: of the smallest kernel.
+        error, provenance: of the figures.
+    """
+
+    processor_s: float = 0.0
+    memory_s: float = 0.0
+    latency_s: float
+    error: float
+    provenance: Provenance
+
+    def price(self) -> Price:
+        """Return the price."""
+        seconds = self.processor_s + self.memory_s + self.latency_s
+        return band(seconds, error=self.error, provenance=self.provenance)
 
 
 class Roofline:
@@ -37,6 +61,23 @@ class Roofline:
 
     def operation(self, operation: Operation) -> Price:
         """Price one kernel (not `count` of them).
+
+        Raises: as `alone`.
+        """
+        return self.alone(operation).price()
+
+    def operation_use(self, operation: Operation) -> OperationUse:
+        """Return which term of the roofline bounds one kernel; raises as `alone`."""
+        alone = self.alone(operation)
+        by_memory = alone.memory_s > 0
+        return OperationUse(
+            processor_s=alone.processor_s,
+            memory_s=alone.memory_s,
+            memory_bytes=float(operation.bytes) if by_memory else 0.0,
+        )
+
+    def alone(self, operation: Operation) -> Kernel:
+        """Return the time of one kernel and what bounds it.
 
         Raises: CostModelError for `OpKind.FIXED`, for a dtype without a peak, for a shape of another kind.
         """
@@ -70,22 +111,32 @@ class Roofline:
             case _:
                 assert_never(operation.kind)
 
-    def _matmul(self, operation: Operation) -> Price:
+    def _matmul(self, operation: Operation) -> Kernel:
         _shape(operation, 4)
         spec = self.gpu.matmul
-        seconds = self._at_least_memory(operation, self._compute_s(operation, spec.efficiency))
         slowdown = spec.wgrad_slowdown if operation.direction == "wgrad" else 1.0
-        provenance = _fitted(operation.dtype, spec.fitted_dtypes)
-        return band(seconds * slowdown + spec.latency_s, error=spec.error, provenance=provenance)
+        return self._roof(
+            operation,
+            self._compute_s(operation, spec.efficiency),
+            slowdown=slowdown,
+            latency_s=spec.latency_s,
+            error=spec.error,
+            provenance=_fitted(operation.dtype, spec.fitted_dtypes),
+        )
 
-    def _grouped_matmul(self, operation: Operation) -> Price:
+    def _grouped_matmul(self, operation: Operation) -> Kernel:
         groups, rows, _, _ = _shape(operation, 4)
         spec = self.gpu.grouped_matmul
         efficiency = spec.efficiency_at(rows / groups, wgrad=operation.direction == "wgrad")
-        seconds = self._at_least_memory(operation, self._compute_s(operation, efficiency))
-        return band(seconds + self.gpu.matmul.latency_s, error=spec.error, provenance=spec.provenance)
+        return self._roof(
+            operation,
+            self._compute_s(operation, efficiency),
+            latency_s=self.gpu.matmul.latency_s,
+            error=spec.error,
+            provenance=spec.provenance,
+        )
 
-    def _attention(self, operation: Operation) -> Price:
+    def _attention(self, operation: Operation) -> Kernel:
         batch, heads, _, seq_q, seq_kv, head_dim = _shape(operation, 6)
         spec = self.gpu.attention
         of_head = spec.head64_factor + (1 - spec.head64_factor) * (head_dim - _HEAD_64) / (
@@ -97,16 +148,20 @@ class Roofline:
         efficiency /= self.attention_slowdown
         waves = batch * heads * math.ceil(seq_q / _QUERY_TILE) / self.gpu.processors
         tail = 1 + spec.wave_penalty * (math.ceil(waves) / waves - 1)
-        seconds = self._at_least_memory(operation, self._compute_s(operation, efficiency) * tail)
-        provenance = _fitted(operation.dtype, spec.fitted_dtypes)
-        return band(seconds + spec.latency_s, error=spec.error, provenance=provenance)
+        return self._roof(
+            operation,
+            self._compute_s(operation, efficiency) * tail,
+            latency_s=spec.latency_s,
+            error=spec.error,
+            provenance=_fitted(operation.dtype, spec.fitted_dtypes),
+        )
 
-    def _bandwidth_bound(self, operation: Operation) -> Price:
+    def _bandwidth_bound(self, operation: Operation) -> Kernel:
         spec = self.gpu.bandwidth_bound
         rate = spec.fraction[operation.kind] * self.gpu.memory_bytes_per_s
-        return band(operation.bytes / rate + spec.latency_s, error=spec.error, provenance=spec.provenance)
+        return self._moves(operation.bytes / rate)
 
-    def _embedding(self, operation: Operation) -> Price:
+    def _embedding(self, operation: Operation) -> Kernel:
         """Price a look-up, or its gradient: adding rows is as slow, clearing the table is not."""
         if operation.direction != "wgrad":
             return self._bandwidth_bound(operation)
@@ -115,14 +170,38 @@ class Roofline:
         spec, bandwidth = self.gpu.bandwidth_bound, self.gpu.memory_bytes_per_s
         seconds = scattered / (spec.fraction[OpKind.EMBEDDING] * bandwidth)
         seconds += (operation.bytes - scattered) / (spec.fraction[OpKind.COPY] * bandwidth)
-        return band(seconds + spec.latency_s, error=spec.error, provenance=spec.provenance)
+        return self._moves(seconds)
+
+    def _moves(self, memory_s: float) -> Kernel:
+        """Return a kernel that only moves memory."""
+        spec = self.gpu.bandwidth_bound
+        return Kernel(
+            memory_s=memory_s, latency_s=spec.latency_s, error=spec.error, provenance=spec.provenance
+        )
 
     def _compute_s(self, operation: Operation, efficiency: float) -> float:
         return operation.flops / (efficiency * self.gpu.peak(operation.dtype))
 
-    def _at_least_memory(self, operation: Operation, compute_s: float) -> float:
-        rate = self.gpu.matmul.bandwidth_fraction * self.gpu.memory_bytes_per_s
-        return max(compute_s, operation.bytes / rate)
+    def _roof(
+        self,
+        operation: Operation,
+        compute_s: float,
+        *,
+        latency_s: float,
+        error: float,
+        provenance: Provenance,
+        slowdown: float = 1.0,
+    ) -> Kernel:
+        """Return a kernel that takes `compute_s`, or as long as its bytes need if that is longer."""
+        memory_s = operation.bytes / (self.gpu.matmul.bandwidth_fraction * self.gpu.memory_bytes_per_s)
+        by_memory = memory_s > compute_s
+        return Kernel(
+            processor_s=0.0 if by_memory else compute_s * slowdown,
+            memory_s=memory_s * slowdown if by_memory else 0.0,
+            latency_s=latency_s,
+            error=error,
+            provenance=provenance,
+        )
 
 
 def _fitted(dtype: str, fitted_dtypes: tuple[str, ...]) -> Provenance:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from cost_models.errors import CostModelError, nearest
 from cost_models.ops import Operation, OpKind
 from cost_models.price import CollectiveKind, Price, Provenance
+from cost_models.use import CommunicationUse, OperationUse
+
+if TYPE_CHECKING:  # nothing is shared, so that arrays are hardly ever needed
+    import numpy as np
+    import numpy.typing as npt
 
 _NO_LIMIT_BYTES = 2**62
 """More than any device has and any message weighs."""
@@ -92,6 +98,45 @@ class UnitCostModel:
     def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Return the first set: all lie alike."""
         return members[:1]
+
+    def machine(self, num_ranks: int) -> None:
+        """Return None: nothing is shared."""
+        return
+
+    def operation_use(self, operation: Operation) -> OperationUse:
+        """Return that nothing bounds an operation; never asked for, as there is no machine."""
+        return OperationUse(processor_s=0.0, memory_s=0.0, memory_bytes=0.0)
+
+    def transfer_use(
+        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return that a transfer holds nothing."""
+        return _nothing(self._transfer.seconds)
+
+    def collective_use(
+        self, kind: CollectiveKind, *, size_bytes: int, members: npt.NDArray[np.int64], num_ranks: int
+    ) -> CommunicationUse:
+        """Return that a collective holds nothing."""
+        return _nothing(self._collective.seconds if members.shape[1] > 1 else 0.0)
+
+    def host_copy_use(
+        self, *, size_bytes: int, ranks: npt.NDArray[np.int64], to_host: bool, num_ranks: int
+    ) -> CommunicationUse:
+        """Return that a copy between a device and its host holds nothing."""
+        return _nothing(self._host_copy.seconds)
+
+
+def _nothing(seconds: float) -> CommunicationUse:
+    import numpy as np  # only for the empty arrays
+
+    return CommunicationUse(
+        latency_s=seconds,
+        processors=0,
+        memory_bytes=0.0,
+        weight=1.0,
+        links=np.zeros(0, dtype=np.int64),
+        link_bytes=np.zeros(0),
+    )
 
 
 def _exactly(seconds: float) -> Price:

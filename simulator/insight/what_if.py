@@ -11,15 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.ops import Operation, OpKind
 from cost_models.price import CollectiveKind, CostModel, Price
+from cost_models.use import CommunicationUse, LinkKind, Machine, OperationUse
 from simulator.insight.critical_path import CriticalPath, critical_path
 from simulator.plan import NONE, Plan, TaskKind
 from simulator.simulation import simulate
 from simulator.timeline.attribution import BUSY, Label, communication_labels
 from simulator.timeline.timeline import Timeline
 from simulator.workload import Workload, build_workload
+
+Ints = npt.NDArray[np.int64]
 
 TWICE_AS_FAST = 0.5
 TENTH_FASTER = 0.9
@@ -107,6 +111,52 @@ class ScaledCostModel:
     def distinct(self, members: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Return what the inner model says: sets that lie alike span equally many nodes."""
         return self._inner.distinct(members)
+
+    def machine(self, num_ranks: int) -> Machine | None:
+        """Return the inner model's machine: what takes longer runs over slower links."""
+        machine = self._inner.machine(num_ranks)
+        if machine is None:
+            return None
+        rates = machine.link_bytes_per_s.copy()
+        for kind, links in machine.links.items():
+            rates[links.start : links.stop] /= self._scale_of(kind)
+        return replace(machine, link_bytes_per_s=rates)
+
+    def operation_use(self, operation: Operation) -> OperationUse:
+        """Return what bounds one kernel."""
+        use, scale = self._inner.operation_use(operation), self._scales.operations.get(operation.kind, 1.0)
+        return replace(use, processor_s=use.processor_s * scale, memory_s=use.memory_s * scale)
+
+    def transfer_use(self, *, size_bytes: int, pairs: Ints, num_ranks: int) -> CommunicationUse:
+        """Return what transfers hold."""
+        use = self._inner.transfer_use(size_bytes=size_bytes, pairs=pairs, num_ranks=num_ranks)
+        return replace(use, latency_s=use.latency_s * self._latency_scale(pairs))
+
+    def collective_use(
+        self, kind: CollectiveKind, *, size_bytes: int, members: Ints, num_ranks: int
+    ) -> CommunicationUse:
+        """Return what a collective holds."""
+        use = self._inner.collective_use(kind, size_bytes=size_bytes, members=members, num_ranks=num_ranks)
+        return replace(use, latency_s=use.latency_s * self._latency_scale(members))
+
+    def host_copy_use(
+        self, *, size_bytes: int, ranks: Ints, to_host: bool, num_ranks: int
+    ) -> CommunicationUse:
+        """Return what copies between devices and their host hold."""
+        use = self._inner.host_copy_use(
+            size_bytes=size_bytes, ranks=ranks, to_host=to_host, num_ranks=num_ranks
+        )
+        return replace(use, latency_s=use.latency_s * self._scales.host_copies)
+
+    def _latency_scale(self, members: Ints) -> float:
+        """Return the scale of a latency: the smaller one where some sets span nodes and others not."""
+        return min(self._link(ranks) for ranks in self._inner.distinct(members.tolist()))
+
+    def _scale_of(self, kind: LinkKind) -> float:
+        if kind in {LinkKind.PORT_OUT, LinkKind.PORT_IN}:
+            return self._scales.inside_nodes
+        host = kind in {LinkKind.HOST_OUT, LinkKind.HOST_IN}
+        return self._scales.host_copies if host else self._scales.between_nodes
 
     def _link(self, ranks: Sequence[int]) -> float:
         inside = len({self._node_of(rank) for rank in ranks}) == 1
