@@ -40,7 +40,6 @@ class AllocatorRun:
         events: int64 [events], in order: i allocates instance i, -1 - i frees it.
         time_ns: int64 [events].
         reserved_bytes: int64 [events], bytes of all segments after each event.
-        allocated_bytes: int64 [events], bytes of the blocks in use after each event, rounded to 512 B.
         buffer, task, stream: int64 [instances]: row in the buffer table, the allocating task (-1: none,
             persistent), and whose pool it is from.
         size_bytes: int64 [instances], rounded.
@@ -51,13 +50,18 @@ class AllocatorRun:
     events: Ints
     time_ns: Ints
     reserved_bytes: Ints
-    allocated_bytes: Ints
     buffer: Ints
     task: Ints
     stream: Ints
     size_bytes: Ints
     address: Ints
     retries: int
+
+    @property
+    def allocated_bytes(self) -> Ints:
+        """Return the bytes of the blocks in use after each event, int64 [events], rounded to 512 B."""
+        change = np.where(self.events >= 0, self.size_bytes[self.events], -self.size_bytes[-1 - self.events])
+        return np.cumsum(change, dtype=np.int64)
 
     @property
     def reserved_peak_bytes(self) -> int:
@@ -99,10 +103,9 @@ def run_allocator(
     size = rounded_bytes(table.size_bytes[buffer])
     events, time_ns = _in_order(begin, end)
     address, reserved, retries = _serve(events, size, stream, options=(expandable_segments, capacity_bytes))
-    change = np.where(events >= 0, size[events], -size[np.where(events < 0, -1 - events, 0)])
     return AllocatorRun(
-        events=events, time_ns=time_ns, reserved_bytes=reserved, allocated_bytes=np.cumsum(change),
-        buffer=buffer, task=task, stream=stream, size_bytes=size, address=address, retries=retries,
+        events=events, time_ns=time_ns, reserved_bytes=reserved, buffer=buffer, task=task, stream=stream,
+        size_bytes=size, address=address, retries=retries,
     )  # fmt: skip
 
 
@@ -123,14 +126,25 @@ def _entries(lists: IndexLists, times: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _ends(taken: Ints, taken_ns: Ints, *, given: Ints, given_ns: Ints) -> Ints:
     """Return when each allocation is freed: the k-th of a buffer by the k-th free of it, or NEVER."""
-    first, second = np.lexsort((taken_ns, taken)), np.lexsort((given_ns, given))
-    sorted_taken, sorted_given = taken[first], given[second]
-    turn = np.arange(len(taken)) - np.searchsorted(sorted_taken, sorted_taken)
-    at = np.searchsorted(sorted_given, sorted_taken) + turn
-    known = at < np.searchsorted(sorted_given, sorted_taken, side="right")
+    most = int(max(taken.max(initial=0), given.max(initial=0))) + 1
+    frees = np.bincount(given, minlength=most)
+    first_taken, first_given = (np.cumsum(n) - n for n in (np.bincount(taken, minlength=most), frees))
+    first, second = _by_buffer(taken, taken_ns), _by_buffer(given, given_ns)
+    buffer = taken[first]
+    turn = np.arange(len(taken)) - first_taken[buffer]
+    known = turn < frees[buffer]
     ends = np.full(len(taken), NEVER, dtype=np.int64)
-    ends[first[known]] = given_ns[second[at[known]]]
+    ends[first[known]] = given_ns[second[(first_given[buffer] + turn)[known]]]
     return np.maximum(ends, taken_ns)
+
+
+def _by_buffer(buffer: Ints, time_ns: Ints) -> Ints:
+    """Return the order of entries by buffer and time; those of one buffer mostly come in order of time."""
+    order = _sorted(buffer)
+    ordered, times = buffer[order], time_ns[order]
+    if ((ordered[1:] == ordered[:-1]) & (times[1:] < times[:-1])).any():
+        return np.lexsort((time_ns, buffer))
+    return order
 
 
 def _in_order(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -140,8 +154,22 @@ def _in_order(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     events = np.concatenate([instances, -1 - freed])
     times = np.concatenate([begin, end[freed]])
     turn = np.concatenate([np.ones(len(begin), dtype=np.int64), np.where(end[freed] > begin[freed], 0, 2)])
-    order = np.lexsort((turn, times))
+    order = _sorted(times, turn)
     return events[order], times[order]
+
+
+def _sorted(*keys: Ints) -> Ints:
+    """Return the stable order by keys >= 0, the first counting most: packed into one number if they fit."""
+    bits = [int(key.max(initial=0)).bit_length() for key in keys]
+    place = np.arange(len(keys[0]))
+    width = len(place).bit_length()
+    if sum(bits) + width >= np.iinfo(np.int64).bits:
+        return np.lexsort(keys[::-1])
+    packed = np.zeros(len(place), dtype=np.int64)
+    for key, shift in zip(keys, bits, strict=True):
+        packed = packed << shift | key
+    found: Ints = np.sort(packed << width | place) & ((1 << width) - 1)
+    return found
 
 
 def _serve(events: Ints, size: Ints, stream: Ints, *, options: tuple[bool, int]) -> tuple[Ints, Ints, int]:
@@ -149,16 +177,18 @@ def _serve(events: Ints, size: Ints, stream: Ints, *, options: tuple[bool, int])
     pools = 2 * (int(stream.max(initial=0)) + 1)
     columns = [np.zeros(len(size), dtype=np.int64), np.zeros(len(events), dtype=np.int64)]
     columns += [np.zeros(len(size), dtype=np.int64)]
-    block = [np.zeros(2 * len(size) + 1, dtype=np.int64) for _ in range(6)]
-    ends = [np.full(pools, blocks.NOTHING, dtype=np.int64) for _ in range(2)]
+    block = np.zeros(blocks.ROW * (2 * len(size) + 1), dtype=np.int64)
+    free = np.zeros(2 * len(size) + 1, dtype=np.int64)
+    count = np.array([0, blocks.NOTHING, 0], dtype=np.int64)
+    ends = [free, count, np.full(pools, blocks.NOTHING, dtype=np.int64)]
     worth = len(events) >= MANY_EVENTS or "simulator.engines.fast.kernel" in sys.modules
     if worth and find_spec("numba") is not None:
-        retries = blocks.compiled()(events, size, stream, *options, *columns, tuple(block), *ends)
+        retries = blocks.compiled()(events, size, stream, *options, *columns, block, *ends)
         return columns[0], columns[1], int(retries)
     lists: Any = [column.tolist() for column in columns]
     place: Any = blocks.place
     retries = place(
         events.tolist(), size.tolist(), stream.tolist(), *options, *lists,
-        [column.tolist() for column in block], *[column.tolist() for column in ends],
+        block.tolist(), *[column.tolist() for column in ends],
     )  # fmt: skip
     return np.array(lists[0], dtype=np.int64), np.array(lists[1], dtype=np.int64), retries

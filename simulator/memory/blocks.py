@@ -34,13 +34,19 @@ POOL_SPAN_BYTES = 1 << 44
 """Between the first addresses of two expandable segments."""
 FIRST_ADDRESS = 1 << 40
 NOTHING = -1
-START, EXTENT, BEFORE, BEHIND, CHAIN, FREE = range(6)
-"""Columns of blocks: address, bytes, neighbours in its segment, next free one of its pool, 1 if free."""
+START, EXTENT, BEFORE, BEHIND, POOL, FREE = range(6)
+"""What is kept of a block: address, bytes, neighbours in its segment, its pool, 1 if free."""
+ROW = 6
+"""Numbers per block; a block is known by where its first one is."""
+NUM_FREE, SPARE, USED = range(3)
+"""Counts: free blocks, the first block that is not in use (BEHIND it: the next), numbers used for blocks."""
+BEYOND = 1 << 62
+"""Larger than every block: what the end of an expandable segment counts as."""
 
 
 def place(
     events: Any, size: Any, stream: Any, expandable: bool, capacity_bytes: int, address: Any, reserved: Any,
-    held: Any, block: Any, pool_head: Any, pool_tail: Any,
+    held: Any, block: Any, free: Any, count: Any, tails: Any,
 ) -> int:  # fmt: skip
     """Serve the events in order and return how often cached segments were given back.
 
@@ -52,10 +58,14 @@ def place(
         address: int64 [instances], written.
         reserved: int64 [events], bytes of all segments after each event, written.
         held: int64 [instances], the block of each: working space.
-        block: six columns, int64 [2 x instances + 1]: see `START` and the lines below it; working space.
-        pool_head, pool_tail: int64 [pools], all NOTHING; two pools per stream, the small one first.
+        block: int64 [`ROW` x (2 x instances + 1)]: see `START` and the lines below it; working space.
+        free: int64 [2 x instances + 1], the free blocks of all pools by (pool, bytes, address), the tail of
+            a pool behind all others of it; working space.
+        count: int64 [3]: see `NUM_FREE` and below, with no spare block.
+        tails: int64 [pools], all NOTHING; two pools per stream, the small one first.
     """
-    blocks, total, retries, fresh = 0, 0, 0, FIRST_ADDRESS
+    total, retries, fresh = 0, 0, FIRST_ADDRESS
+    lists = (free, count, tails)
     for event in range(len(events)):
         instance = events[event]
         freed = instance < 0
@@ -64,41 +74,56 @@ def place(
         request = size[instance]
         pool = 2 * stream[instance] + (1 if request > SMALL_BYTES else 0)
         if request > 0 and freed:
-            _free(block, pool_head, pool_tail, pool, held[instance])
+            _free(block, lists, pool, held[instance])
         elif request > 0:
-            best = _best(block, pool_head[pool], pool_tail[pool], request)
+            best = _best(block, lists, pool, request)
             if best < 0:
-                grown = _growth(block, pool_tail[pool], request, expandable)
+                grown = _growth(block, tails[pool], request, expandable)
                 if total + grown > capacity_bytes:
                     retries += 1
-                    total -= _give_back(block, pool_head, pool_tail, expandable)
-                    grown = _growth(block, pool_tail[pool], request, expandable)
-                best = _grow(block, pool_head, pool_tail, pool, grown, blocks, expandable, fresh)
+                    total -= _give_back(block, lists, expandable)
+                    grown = _growth(block, tails[pool], request, expandable)
+                best = _grow(block, lists, pool, grown, expandable, fresh)
                 total += grown
-                if best == blocks:
-                    blocks += 1
-                    fresh += grown
-            _unlink(block, pool_head, pool, best)
-            if _split(block, pool_head, pool_tail, pool, best, request, blocks, expandable):
-                blocks += 1
-            held[instance], address[instance] = best, block[START][best]
+                fresh += grown
+            _unlink(block, lists, best)
+            _split(block, lists, pool, best, request, expandable)
+            held[instance], address[instance] = best, block[best + START]
         reserved[event] = total
     return retries
 
 
-def _best(block: Any, head: int, tail: int, request: int) -> int:
+def _position(block: Any, lists: Any, pool: int, extent: int, start: int) -> int:
+    """Return how many free blocks come before (pool, extent, start) in their order."""
+    free, count, tails = lists
+    low, high = 0, count[NUM_FREE]
+    while low < high:
+        middle = (low + high) // 2
+        at = free[middle]
+        its_pool, its_extent = block[at + POOL], block[at + EXTENT]
+        if its_pool == pool:
+            if at == tails[pool]:
+                its_extent = BEYOND
+            is_before = its_extent < extent or (its_extent == extent and block[at + START] < start)
+        else:
+            is_before = its_pool < pool
+        if is_before:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+def _best(block: Any, lists: Any, pool: int, request: int) -> int:
     """Return the smallest free block that holds `request`, the lowest of equal ones, the tail last."""
-    start, extent, chain = block[START], block[EXTENT], block[CHAIN]
-    best, at = NOTHING, head
-    while at >= 0:
-        if extent[at] >= request:
-            if best < 0 or best == tail:
-                best = at
-            same = extent[at] == extent[best] and start[at] < start[best]
-            if at != tail and (extent[at] < extent[best] or same):
-                best = at
-        at = chain[at]
-    return best
+    free, count, _ = lists
+    place = _position(block, lists, pool, request, 0)
+    if place == count[NUM_FREE]:
+        return NOTHING
+    at = free[place]
+    if block[at + POOL] != pool or block[at + EXTENT] < request:
+        return NOTHING
+    return int(at)
 
 
 def _growth(block: Any, tail: int, request: int, expandable: bool) -> int:
@@ -107,8 +132,8 @@ def _growth(block: Any, tail: int, request: int, expandable: bool) -> int:
     if expandable:
         step = LARGE_SEGMENT_BYTES if large else SMALL_SEGMENT_BYTES
         lacking = request
-        if tail >= 0 and block[FREE][tail] == 1:
-            lacking = request - block[EXTENT][tail]
+        if tail >= 0 and block[tail + FREE] == 1:
+            lacking = request - block[tail + EXTENT]
         return (lacking + step - 1) // step * step
     if not large:
         return SMALL_SEGMENT_BYTES
@@ -117,114 +142,133 @@ def _growth(block: Any, tail: int, request: int, expandable: bool) -> int:
     return (request + ROUND_LARGE_BYTES - 1) // ROUND_LARGE_BYTES * ROUND_LARGE_BYTES
 
 
-def _grow(
-    block: Any, pool_head: Any, pool_tail: Any, pool: int, grown: int, new: int, expandable: bool, fresh: int
-) -> int:
+def _grow(block: Any, lists: Any, pool: int, grown: int, expandable: bool, fresh: int) -> int:
     """Make a free block of `grown` bytes, or make the free tail longer; return it."""
-    tail = pool_tail[pool]
-    if tail >= 0 and block[FREE][tail] == 1:
-        block[EXTENT][tail] += grown
+    tails = lists[2]
+    tail = tails[pool]
+    if tail >= 0 and block[tail + FREE] == 1:
+        block[tail + EXTENT] += grown
         return int(tail)
-    block[START][new], block[EXTENT][new] = fresh, grown
-    block[BEFORE][new], block[BEHIND][new] = NOTHING, NOTHING
+    new = _new(block, lists[1])
+    block[new + START], block[new + EXTENT], block[new + POOL] = fresh, grown, pool
+    block[new + BEFORE], block[new + BEHIND] = NOTHING, NOTHING
     if expandable:
-        block[START][new] = FIRST_ADDRESS + (pool + 1) * POOL_SPAN_BYTES
+        block[new + START] = FIRST_ADDRESS + (pool + 1) * POOL_SPAN_BYTES
         if tail >= 0:
-            block[START][new] = block[START][tail] + block[EXTENT][tail]
-            block[BEFORE][new] = tail
-            block[BEHIND][tail] = new
-        pool_tail[pool] = new
-    _link(block, pool_head, pool, new)
-    return new
+            block[new + START] = block[tail + START] + block[tail + EXTENT]
+            block[new + BEFORE] = tail
+            block[tail + BEHIND] = new
+        tails[pool] = new
+    _link(block, lists, new)
+    return int(new)
 
 
-def _link(block: Any, pool_head: Any, pool: int, at: int) -> None:
-    block[FREE][at] = 1
-    block[CHAIN][at] = pool_head[pool]
-    pool_head[pool] = at
+def _new(block: Any, count: Any) -> int:
+    """Return a block that is not in use: one that was joined to another, or a fresh one."""
+    spare = count[SPARE]
+    if spare >= 0:
+        count[SPARE] = block[spare + BEHIND]
+        return int(spare)
+    count[USED] += ROW
+    return int(count[USED] - ROW)
 
 
-def _unlink(block: Any, pool_head: Any, pool: int, gone: int) -> None:
-    chain = block[CHAIN]
-    block[FREE][gone] = 0
-    if pool_head[pool] == gone:
-        pool_head[pool] = chain[gone]
-        return
-    at = pool_head[pool]
-    while chain[at] != gone:
-        at = chain[at]
-    chain[at] = chain[gone]
+def _link(block: Any, lists: Any, at: int) -> None:
+    free, count, _ = lists
+    place = _place_of(block, lists, at)
+    for later in range(count[NUM_FREE], place, -1):
+        free[later] = free[later - 1]
+    free[place] = at
+    count[NUM_FREE] += 1
+    block[at + FREE] = 1
 
 
-def _split(
-    block: Any, pool_head: Any, pool_tail: Any, pool: int, at: int, request: int, new: int, expandable: bool
-) -> bool:
-    """Cut what `request` leaves of block `at` off as a free block `new`; return whether that was done."""
-    left = block[EXTENT][at] - request
+def _unlink(block: Any, lists: Any, gone: int) -> None:
+    free, count, _ = lists
+    count[NUM_FREE] -= 1
+    for later in range(_place_of(block, lists, gone), count[NUM_FREE]):
+        free[later] = free[later + 1]
+    block[gone + FREE] = 0
+
+
+def _place_of(block: Any, lists: Any, at: int) -> int:
+    """Return where a block is, or belongs, among the free ones."""
+    pool, extent = block[at + POOL], block[at + EXTENT]
+    if at == lists[2][pool]:
+        extent = BEYOND
+    return _position(block, lists, pool, extent, block[at + START])
+
+
+def _split(block: Any, lists: Any, pool: int, at: int, request: int, expandable: bool) -> None:
+    """Cut what `request` leaves of block `at` off as a free block, if that is large enough."""
+    left = block[at + EXTENT] - request
     if left < MIN_BLOCK_BYTES or (request > SMALL_BYTES and not expandable and left <= SMALL_BYTES):
-        return False
-    following = block[BEHIND][at]
-    block[START][new], block[EXTENT][new] = block[START][at] + request, left
-    block[BEFORE][new], block[BEHIND][new] = at, following
+        return
+    new, tails, following = _new(block, lists[1]), lists[2], block[at + BEHIND]
+    block[new + START], block[new + EXTENT], block[new + POOL] = block[at + START] + request, left, pool
+    block[new + BEFORE], block[new + BEHIND] = at, following
     if following >= 0:
-        block[BEFORE][following] = new
-    block[BEHIND][at], block[EXTENT][at] = new, request
-    if pool_tail[pool] == at:
-        pool_tail[pool] = new
-    _link(block, pool_head, pool, new)
-    return True
+        block[following + BEFORE] = new
+    block[at + BEHIND], block[at + EXTENT] = new, request
+    if tails[pool] == at:
+        tails[pool] = new
+    _link(block, lists, new)
 
 
-def _free(block: Any, pool_head: Any, pool_tail: Any, pool: int, at: int) -> None:
+def _free(block: Any, lists: Any, pool: int, at: int) -> None:
     """Make block `at` free, joined with its free neighbours."""
+    _, count, tails = lists
     for side in (BEFORE, BEHIND):
-        near = block[side][at]
-        if near < 0 or block[FREE][near] == 0:
+        near = block[at + side]
+        if near < 0 or block[near + FREE] == 0:
             continue
-        _unlink(block, pool_head, pool, near)
+        _unlink(block, lists, near)
         other = BEFORE + BEHIND - side
-        block[EXTENT][at] += block[EXTENT][near]
-        block[START][at] = min(block[START][at], block[START][near])
-        block[side][at] = block[side][near]
-        if block[side][near] >= 0:
-            block[other][block[side][near]] = at
-        if pool_tail[pool] == near:
-            pool_tail[pool] = at
-    _link(block, pool_head, pool, at)
+        block[at + EXTENT] += block[near + EXTENT]
+        block[at + START] = min(block[at + START], block[near + START])
+        block[at + side] = block[near + side]
+        if block[near + side] >= 0:
+            block[block[near + side] + other] = at
+        if tails[pool] == near:
+            tails[pool] = at
+        block[near + BEHIND], count[SPARE] = count[SPARE], near
+    _link(block, lists, at)
 
 
-def _give_back(block: Any, pool_head: Any, pool_tail: Any, expandable: bool) -> int:
+def _give_back(block: Any, lists: Any, expandable: bool) -> int:
     """Give back every segment without a block in use, or the free ends of expandable ones; return bytes."""
+    free, count, tails = lists
     given = 0
-    for pool in range(len(pool_head)):
-        at = pool_head[pool]
-        while at >= 0:
-            following, part = block[CHAIN][at], 0
-            if not expandable:
-                if block[BEFORE][at] < 0 and block[BEHIND][at] < 0:
-                    part = block[EXTENT][at]
-            elif at == pool_tail[pool]:
-                step = LARGE_SEGMENT_BYTES if pool % 2 else SMALL_SEGMENT_BYTES
-                part = block[EXTENT][at] // step * step
-            given += part
-            block[EXTENT][at] -= part
-            if block[EXTENT][at] == 0:
-                _drop(block, pool_head, pool_tail, pool, at)
-            at = following
+    for place in range(count[NUM_FREE] - 1, -1, -1):
+        at, part = free[place], 0
+        if not expandable:
+            if block[at + BEFORE] < 0 and block[at + BEHIND] < 0:
+                part = block[at + EXTENT]
+        elif at == tails[block[at + POOL]]:
+            step = LARGE_SEGMENT_BYTES if block[at + POOL] % 2 else SMALL_SEGMENT_BYTES
+            part = block[at + EXTENT] // step * step
+        given += part
+        if part > 0 and part == block[at + EXTENT]:
+            _drop(block, lists, at)
+        else:
+            block[at + EXTENT] -= part
     return given
 
 
-def _drop(block: Any, pool_head: Any, pool_tail: Any, pool: int, at: int) -> None:
-    """Take the empty block `at` out of its pool and its segment."""
-    _unlink(block, pool_head, pool, at)
-    ahead = block[BEFORE][at]
+def _drop(block: Any, lists: Any, at: int) -> None:
+    """Take block `at` out of its pool and its segment."""
+    tails, pool, ahead = lists[2], block[at + POOL], block[at + BEFORE]
+    _unlink(block, lists, at)
     if ahead >= 0:
-        block[BEHIND][ahead] = NOTHING
-    if pool_tail[pool] == at:
-        pool_tail[pool] = ahead
+        block[ahead + BEHIND] = NOTHING
+    if tails[pool] == at:
+        tails[pool] = ahead
 
 
-PARTS = (_best, _growth, _link, _grow, _unlink, _split, _free, _drop, _give_back, place)
+PARTS = (
+    _position, _place_of, _best, _new, _growth, _link, _grow, _unlink, _split, _free, _drop,
+    _give_back, place,
+)  # fmt: skip
 """In the order in which they need each other."""
 
 
@@ -236,7 +280,7 @@ def compiled() -> Any:
     names = dict(globals())
     for part in PARTS:
         function = FunctionType(part.__code__, names, part.__name__)
-        names[part.__name__] = njit(function)
+        names[part.__name__] = njit(function, forceinline=True)
     with suppress(RuntimeError):  # no folder can be written: compiled anew by every process
         names["place"].enable_caching()
     return names["place"]

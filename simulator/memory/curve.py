@@ -81,7 +81,8 @@ def _curve(device: DevicePlan, time_ns: Ints, held: Ints, *, classes: Ints, size
         time_ns, held = np.insert(time_ns, 0, 0), np.insert(held, 0, 0, axis=1)
     changed = np.append(True, (held[:, 1:] != held[:, :-1]).any(axis=0))
     class_bytes = np.repeat(stays[None], np.count_nonzero(changed), axis=0)
-    class_bytes[:, classes] += held[:, changed].T
+    for kind, row in zip(classes.tolist(), held, strict=True):
+        class_bytes[:, kind] += row[changed]
     _require_alive(device, class_bytes)
     return MemoryCurve(time_ns=time_ns[changed], class_bytes=class_bytes)
 
