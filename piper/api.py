@@ -60,7 +60,7 @@ def simulate(
     from piper.report.result import Result
 
     found = predict_plan(plan, cluster=cluster, stack=stack, steps=steps, engine=engine)
-    return Result(name=plan.strategy, summary=found.result, timeline=found.timeline)
+    return Result(name=plan.strategy, summary=found.result, timeline=found.timeline, plan=plan)
 
 
 def search_strategies(model: str, **job: Any) -> Any:

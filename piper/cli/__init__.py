@@ -24,6 +24,7 @@ COMMANDS = {
     "run": ("piper.cli.run:run", "Train with a strategy on CPU processes or under torchrun."),
     "plot": ("piper.cli.plot:plot", "Draw the timeline of a result."),
     "report": ("piper.cli.report:report", "One self-contained HTML page of one or several results."),
+    "export": ("piper.cli.export:export", "A result in the file format of another tool."),
     "models": ("piper.cli.models:models", "Models by name, or one in detail."),
     "gpus": ("piper.cli.gpus:gpus", "GPUs by name, or one in detail."),
     "clusters": ("piper.cli.clusters:clusters", "Clusters by name, or one in detail."),

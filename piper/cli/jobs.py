@@ -42,8 +42,8 @@ def predict_target(
     found = predict(job_of(target, strategy, job), steps=steps, engine=engine)
     if found.compiled is None:
         raise InternalError("internal error: a prediction of a job has no plan")
-    name = found.result["strategy"]["shorthand"]
-    return found.compiled.plan, Result(name=name, summary=found.result, timeline=found.timeline)
+    name, plan = found.result["strategy"]["shorthand"], found.compiled.plan
+    return plan, Result(name=name, summary=found.result, timeline=found.timeline, plan=plan)
 
 
 def plan_of(
@@ -81,7 +81,7 @@ def _predict_plan(
         name: job[name] for name in ("cluster", "stack", "mfu_convention") if job.get(name) is not None
     }
     found = predict_plan(plan, steps=steps, engine=engine, **hardware)
-    return plan, Result(name=target, summary=found.result, timeline=found.timeline)
+    return plan, Result(name=target, summary=found.result, timeline=found.timeline, plan=plan)
 
 
 def _read_plan(target: str, strategy: str, job: dict[str, Any]) -> Plan:

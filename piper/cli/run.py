@@ -50,7 +50,7 @@ _THIS_MACHINE = "local-cpu"
 )
 @job_options
 @click.option("--trace", metavar="F.json[.gz]", help="Write what was measured as a Chrome trace.")
-@click.option("--out", metavar="DIR", help="Write result.json and timeline.npz there.")
+@click.option("--out", metavar="DIR", help="Write result.json, timeline.npz and plan.json.gz there.")
 @json_option
 def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     """Train on seeded random tokens: N processes on this machine, or one rank under torchrun.
@@ -143,7 +143,8 @@ def _write(files: dict[str, str | None], compiled: CompiledJob, outcome: RunOutc
         write_chrome_trace(outcome.timeline, path, plan=compiled.plan)
         written.append(f"wrote {path}")
     if files["out"]:
-        found = Result(name=compiled.plan.strategy, summary=outcome.result, timeline=outcome.timeline)
+        plan, timeline = compiled.plan, outcome.timeline
+        found = Result(name=plan.strategy, summary=outcome.result, timeline=timeline, plan=plan)
         written.append(f"wrote {found.save(files['out'])}")
     return written
 

@@ -31,7 +31,7 @@ from simulator.plan import Plan
 @click.option(
     "--require-fit", is_flag=True, help="Exit with code 3 when a rank needs more memory than it has."
 )
-@click.option("--out", metavar="DIR", help="Write result.json and timeline.npz there.")
+@click.option("--out", metavar="DIR", help="Write result.json, timeline.npz and plan.json.gz there.")
 @click.option("--trace", metavar="F.json[.gz]", help="Write a Chrome trace (open it in Perfetto).")
 @click.option("--plot", metavar="F.png|svg", help="Draw the timeline.")
 @click.option("--memory-plot", metavar="F.png|svg", help="Draw memory over time.")

@@ -1,4 +1,4 @@
-"""`Result`: the figures of a step together with its timeline, and the folder that keeps both."""
+"""`Result`: the figures of a step together with its timeline and plan, and the folder that keeps them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cost_models.documents import UnreadableError, is_folder, parse_json, read_text
+from cost_models.documents import UnreadableError, is_file, is_folder, parse_json, read_text
 from piper.errors import JobError
 from piper.report.shape import MAY_LACK, SIMULATED, TRAINED, shape_fault
+from simulator.plan import Plan
 from simulator.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "result.json"
 TIMELINE_FILE = "timeline.npz"
+PLAN_FILE = "plan.json.gz"
 
 _FIX = "give a folder that --out wrote, its result.json, or a trace that --trace wrote"
 
@@ -31,11 +33,13 @@ class Result:
         name: shown in reports: the strategy, or the file it was read from.
         summary: the object of `piper simulate --json` or `piper run --json`; empty for a bare trace.
         timeline: every task on every rank.
+        plan: what ran, where it is at hand; a folder keeps it (`load_plan_of_result`).
     """
 
     name: str
     summary: Mapping[str, Any]
     timeline: Timeline
+    plan: Plan | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -53,7 +57,8 @@ class Result:
         return self.timeline.plot(path)
 
     def save(self, folder: str | Path) -> Path:
-        """Write `result.json` and `timeline.npz` into a folder, which is made; raises JobError."""
+        """Write figures, timeline and plan into a folder, which is made; raises JobError."""
+        from simulator.plan.codec import save_plan
         from simulator.timeline.storage import save_timeline
 
         target = Path(folder)
@@ -62,6 +67,9 @@ class Result:
             text = json.dumps(self.summary, allow_nan=False, indent=1, ensure_ascii=False)
             (target / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
             save_timeline(self.timeline, target / TIMELINE_FILE)
+            (target / PLAN_FILE).unlink(missing_ok=True)  # of a result that was here before
+            if self.plan is not None:
+                save_plan(self.plan, target / PLAN_FILE)
         except OSError as problem:
             raise JobError(
                 where=str(folder),
@@ -95,6 +103,30 @@ def load_result(path: str | Path) -> Result:
     if "traceEvents" in content:
         return _of_trace(source, content)
     return _of_folder(source, content)
+
+
+def load_plan_of_result(path: str | Path) -> Plan:
+    """Read the plan of a result folder (or its `result.json`); raises JobError where none is kept."""
+    from simulator.plan.codec import load_plan
+
+    kept = plan_file_of_result(path)
+    if kept is None:
+        raise JobError(
+            where=str(path),
+            field="RESULT",
+            value=str(path),
+            rule=f"has no {PLAN_FILE}, which says what took memory",
+            fix="simulate once more with --out, or give the model (with its options) or a plan file",
+        )
+    return load_plan(kept)
+
+
+def plan_file_of_result(path: str | Path) -> Path | None:
+    """Return where a result folder (or its `result.json`) keeps its plan; None: it keeps none."""
+    source = Path(path)
+    folder = source if is_folder(source) else source.parent
+    is_result = is_folder(source) or source.name == RESULT_FILE
+    return folder / PLAN_FILE if is_result and is_file(folder / PLAN_FILE) else None
 
 
 def _of_folder(source: Path, summary: dict[str, Any]) -> Result:

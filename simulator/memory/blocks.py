@@ -44,6 +44,16 @@ BEYOND = 1 << 62
 """Larger than every block: what the end of an expandable segment counts as."""
 
 
+def pool_of(size_bytes: int, stream: int) -> int:
+    """Return the pool that serves a rounded request: two per stream, the small one first."""
+    return 2 * stream + (1 if size_bytes > SMALL_BYTES else 0)
+
+
+def first_address_of_pool(pool: int) -> int:
+    """Return where the expandable segment of a pool begins."""
+    return FIRST_ADDRESS + (pool + 1) * POOL_SPAN_BYTES
+
+
 def place(
     events: Any, size: Any, stream: Any, expandable: bool, capacity_bytes: int, address: Any, reserved: Any,
     held: Any, block: Any, free: Any, count: Any, tails: Any,
@@ -72,7 +82,7 @@ def place(
         if freed:
             instance = -1 - instance
         request = size[instance]
-        pool = 2 * stream[instance] + (1 if request > SMALL_BYTES else 0)
+        pool = pool_of(request, stream[instance])
         if request > 0 and freed:
             _free(block, lists, pool, held[instance])
         elif request > 0:
@@ -153,7 +163,7 @@ def _grow(block: Any, lists: Any, pool: int, grown: int, expandable: bool, fresh
     block[new + START], block[new + EXTENT], block[new + POOL] = fresh, grown, pool
     block[new + BEFORE], block[new + BEHIND] = NOTHING, NOTHING
     if expandable:
-        block[new + START] = FIRST_ADDRESS + (pool + 1) * POOL_SPAN_BYTES
+        block[new + START] = first_address_of_pool(pool)
         if tail >= 0:
             block[new + START] = block[tail + START] + block[tail + EXTENT]
             block[new + BEFORE] = tail
@@ -266,7 +276,7 @@ def _drop(block: Any, lists: Any, at: int) -> None:
 
 
 PARTS = (
-    _position, _place_of, _best, _new, _growth, _link, _grow, _unlink, _split, _free, _drop,
+    pool_of, first_address_of_pool, _position, _place_of, _best, _new, _growth, _link, _grow, _unlink, _split, _free, _drop,
     _give_back, place,
 )  # fmt: skip
 """In the order in which they need each other."""
