@@ -276,8 +276,8 @@ def _drop(block: Any, lists: Any, at: int) -> None:
 
 
 PARTS = (
-    pool_of, first_address_of_pool, _position, _place_of, _best, _new, _growth, _link, _grow, _unlink, _split, _free, _drop,
-    _give_back, place,
+    pool_of, first_address_of_pool, _position, _place_of, _best, _new, _growth, _link, _grow, _unlink,
+    _split, _free, _drop, _give_back, place,
 )  # fmt: skip
 """In the order in which they need each other."""
 
