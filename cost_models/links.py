@@ -53,7 +53,7 @@ class Links:
                 rate = self.nodes_per_leaf * node_rate / network.spine.oversubscription
                 pairs.append((LinkKind.LEAF_OUT, LinkKind.LEAF_IN, leaves, rate))
         if host:
-            count = self.num_nodes * devices
+            count = self.num_nodes * (devices // cluster.gpus_per_host_link)
             pairs.append((LinkKind.HOST_OUT, LinkKind.HOST_IN, count, host.bandwidth_bytes_per_s))
         self.ranges: dict[LinkKind, range] = {}
         rates = []
@@ -66,12 +66,16 @@ class Links:
         self.bytes_per_s = np.concatenate(rates)
 
     def ports(self, kind: LinkKind, ranks: Ints) -> Ints:
-        """Return the link of `kind` (port or host) of each rank."""
+        """Return the port of each rank."""
         return self.ranges[kind].start + ranks
 
-    def rails(self, kind: LinkKind, ranks: Ints) -> Ints:
-        """Return the rail of each rank; see [Note: rails]."""
-        return self.ranges[kind].start + ranks // (self.cluster.gpus_per_node // self.rails_per_node)
+    def hosts(self, kind: LinkKind, ranks: Ints) -> Ints:
+        """Return the link to the host of each rank."""
+        return self.ranges[kind].start + ranks // self.cluster.gpus_per_host_link
+
+    def rails(self, ranks: Ints) -> Ints:
+        """Return the rail of each rank, counted from 0 through all nodes; see [Note: rails]."""
+        return ranks // (self.cluster.gpus_per_node // self.rails_per_node)
 
     def uplinks(self, kind: LinkKind, nodes: Ints) -> Ints:
         """Return the uplink of each node."""
@@ -102,8 +106,8 @@ _NAMES = {
     LinkKind.UPLINK_IN: "uplink of node {0}, in",
     LinkKind.LEAF_OUT: "leaf switch {0} to the spine",
     LinkKind.LEAF_IN: "spine to leaf switch {0}",
-    LinkKind.HOST_OUT: "rank {0} to its host",
-    LinkKind.HOST_IN: "host to rank {0}",
+    LinkKind.HOST_OUT: "host link {0}, to the host",
+    LinkKind.HOST_IN: "host link {0}, to the device",
 }
 
 

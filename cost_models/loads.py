@@ -9,26 +9,33 @@ sends size bytes to the other over the rails of its members. All-to-all: a membe
 other one. Ring shifts and transfers: the message, over the links on its way.
 
 [Note: bytes in memory]
-What is sent is read once, what is received is written once: 2 bytes per bus byte. Where a ring reduces, it
-reads what it received and its own part and writes the sum to the next member: 3; all-reduce is one half of
-each. Reduction in the switch reads and writes the buffer once: 2 per byte of the buffer.
+What is sent is read once, what is received is written once: 2 bytes per bus byte, 1 for either end of a
+transfer. Where a ring reduces, it reads what it received and its own part and writes the sum to the next
+member: 3; all-reduce is one half of each. Reduction in the switch reads and writes the buffer once: 2 per
+byte of the buffer. Copies to and from buffers of the network are left out: it is slow beside the memory.
+
+[Note: weight]
+A full interface or switch serves connections (queue pairs) in turn, each with its own rate control (Zhu et
+al., SIGCOMM 2015): who has more of them gets more. The weight is the number of connections in one direction
+on the busiest rail, of all members that share it. Flows inside a node all weigh as much as a ring on one
+rail: no figures are known for the ports.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import CostModelError
+from cost_models.layout import Flags, Ints, Layout
 from cost_models.links import Links
-from cost_models.models.collectives import Alone, Collectives, bus_factor
+from cost_models.models.collectives import Collectives, bus_factor
 from cost_models.price import CollectiveKind
-from cost_models.topology import Cluster, Spread
+from cost_models.topology import Cluster
 from cost_models.use import CommunicationUse, LinkKind
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _MEMORY_PER_BUS_BYTE = {
@@ -39,6 +46,15 @@ _MEMORY_PER_BUS_BYTE = {
     CollectiveKind.RING_SHIFT: 2.0,
 }
 """See [Note: bytes in memory]."""
+
+_BYTES_PER_CHANNEL = 32 * 1024
+"""Smaller messages use fewer channels: 64 bytes for each of 512 threads (NVIDIA/nccl src/enqueue.cc)."""
+
+_MESSAGES_PER_CHANNEL = 4
+"""Of an all-to-all; with more, each peer has fewer channels (NVIDIA/nccl src/graph/paths.cc)."""
+
+_MESSAGES_AT_ONCE = 8
+"""That one channel of an all-to-all works on (NVIDIA/nccl src/include/device.h)."""
 
 
 class Loads:
@@ -57,180 +73,213 @@ class Loads:
     def transfer(self, *, size_bytes: int, pairs: Ints) -> CommunicationUse:
         """Return what transfers of `size_bytes` hold that run at once; pairs: int64 [n, 2], from and to."""
         pairs = self._checked(pairs)
-        nodes = pairs // self.cluster.gpus_per_node
-        near = nodes[:, 0] == nodes[:, 1]
-        times = [
-            self._collectives.alone_transfer(size_bytes, inside=inside)
-            for inside, some in ((True, near.any()), (False, not near.all()))
-            if some
+        source, target = pairs[:, 0], pairs[:, 1]
+        entries = _Entries(self.links)
+        near = self._add_messages(entries, source, target, size_bytes=size_bytes)
+        alone = [
+            self._collectives.alone_transfer(size_bytes, inside=inside) for inside in np.unique(near).tolist()
         ]
-        load = _Load()
-        self._add_messages(load, pairs[:, 0], pairs[:, 1], size_bytes=size_bytes)
-        sharing = self.cluster.sharing
-        return load.use(
-            latency_s=_slowest(times).latency_s,
-            processors=sharing.transfer_processors if near.all() else sharing.network_transfer_processors,
+        channels = self.cluster.channels.messages if near.all() else self.cluster.channels.per_peer
+        return entries.use(
+            latency_s=max(alone, key=lambda time: time.seconds).latency_s,
+            processors=_used(channels, size_bytes),
             memory_bytes=size_bytes,
-            weight=sharing.ring_connections if near.all() else sharing.peer_connections,
+            weight=self._weight_inside if near.all() else channels * self._sharers(source[~near]),
         )
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, members: Ints) -> CommunicationUse:
         """Return what a collective of several sets of ranks holds; members: int64 [sets, n]."""
-        group = _Group(self._checked(members), self.cluster.gpus_per_node)
-        spreads = group.spreads(shift=kind is CollectiveKind.RING_SHIFT)
-        num_ranks = group.num_ranks
-        load = _Load()
-        if num_ranks == 1:
-            return load.use(latency_s=0.0, processors=0, memory_bytes=0.0, weight=1.0)
+        layout = Layout(self._checked(members), self.cluster.gpus_per_node)
+        entries = _Entries(self.links)
+        if layout.num_ranks == 1:
+            return entries.use(latency_s=0.0, processors=0, memory_bytes=0, weight=self._weight_inside)
+        spreads = layout.spreads(shift=kind is CollectiveKind.RING_SHIFT)
         slowest = max(
             (self._collectives.alone(kind, size_bytes, spread) for spread in spreads),
-            key=lambda alone: alone.seconds,
+            key=lambda time: time.seconds,
         )
-        in_switch = self._collectives.in_switch(kind, spreads[0])
-        bus_bytes = size_bytes * bus_factor(kind, num_ranks)
+        bus_bytes = size_bytes * bus_factor(kind, layout.num_ranks)
+        memory_bytes, messages = _MEMORY_PER_BUS_BYTE[kind] * bus_bytes, 1
         if kind is CollectiveKind.RING_SHIFT:
-            self._add_messages(
-                load, group.flat, np.roll(group.members, -1, axis=1).ravel(), size_bytes=size_bytes
-            )
+            target = np.roll(layout.members, -1, axis=1).ravel()
+            near = self._add_messages(entries, layout.flat, target, size_bytes=size_bytes)
+            channels, weight = self._shift_channels(layout.flat[~near])
         elif kind is CollectiveKind.ALL_TO_ALL:
-            self._add_all_to_all(load, group, size_bytes)
-        elif in_switch:
-            self._add_in_switch(load, group, size_bytes)
+            self._add_all_to_all(entries, layout, size_bytes=size_bytes)
+            channels, weight = self._all_to_all_channels(layout)
+            messages = layout.num_ranks - 1
         else:
-            self._add_ring(load, group, bus_bytes)
-        memory = 2.0 * size_bytes if in_switch else _MEMORY_PER_BUS_BYTE[kind] * bus_bytes
-        remote = any(spread.num_nodes > 1 for spread in spreads)
-        processors, weight = self._kernel(kind, remote=remote, in_switch=in_switch)
-        if kind is CollectiveKind.ALL_TO_ALL and remote:
-            weight *= num_ranks - min(spread.fewest for spread in spreads)
-        return load.use(
-            latency_s=slowest.latency_s, processors=processors, memory_bytes=memory, weight=weight
+            switched = self._switched(kind, layout)
+            self._add_ring(entries, layout, switched, sizes=(bus_bytes, size_bytes))
+            channels, weight = self._ring_channels(layout, switched)
+            if switched.any():
+                memory_bytes = 2.0 * size_bytes
+        return entries.use(
+            latency_s=slowest.latency_s,
+            processors=min(channels, max(messages, _used(channels, size_bytes))),
+            memory_bytes=memory_bytes,
+            weight=weight,
         )
 
     def host_copy(self, *, size_bytes: int, ranks: Ints, to_host: bool) -> CommunicationUse:
         """Return what copies between devices and their host hold: a copy engine needs no processors."""
         ranks = self._checked(ranks)
+        entries = _Entries(self.links)
         link = self.cluster.gpu.host_link
-        load = _Load()
         if link is not None:
             kind = LinkKind.HOST_OUT if to_host else LinkKind.HOST_IN
-            load.add(self.links.ports(kind, ranks), size_bytes)
-        return load.use(
-            latency_s=link.latency_s if link else 0.0, processors=0, memory_bytes=size_bytes, weight=1.0
-        )
+            entries.add(self.links.hosts(kind, ranks), size_bytes)
+        latency_s = link.latency_s if link else 0.0
+        return entries.use(latency_s=latency_s, processors=0, memory_bytes=size_bytes, weight=1.0)
 
-    def _kernel(self, kind: CollectiveKind, *, remote: bool, in_switch: bool) -> tuple[int, float]:
-        """Return the processors and connections of a collective."""
-        sharing = self.cluster.sharing
-        if kind is CollectiveKind.ALL_TO_ALL:
-            return sharing.all_to_all_processors, sharing.peer_connections if remote else 1.0 * (
-                sharing.ring_connections
-            )
-        if kind is CollectiveKind.RING_SHIFT:
-            if remote:
-                return sharing.network_transfer_processors, sharing.peer_connections
-            return sharing.transfer_processors, sharing.ring_connections
-        processors = sharing.network_ring_processors if remote else sharing.ring_processors
-        return sharing.in_switch_processors if in_switch else processors, sharing.ring_connections
+    @property
+    def _weight_inside(self) -> float:
+        return float(self.cluster.channels.per_rail)
 
-    def _add_messages(self, load: _Load, source: Ints, target: Ints, *, size_bytes: float) -> None:
-        """Add one message from each source to its target."""
+    def _sharers(self, ranks: Ints) -> int:
+        """Return how many of `ranks` use the rail that most of them use."""
+        return int(np.bincount(self.links.rails(ranks)).max(initial=0))
+
+    def _shift_channels(self, leaving: Ints) -> tuple[int, float]:
+        """Return the channels of a ring shift, of whose members some send to another node, and its weight."""
+        channels = self.cluster.channels
+        if len(leaving) == 0:
+            return channels.messages, self._weight_inside
+        return channels.per_peer, channels.per_peer * self._sharers(leaving)
+
+    def _all_to_all_channels(self, layout: Layout) -> tuple[int, float]:
+        """Return the channels of an all-to-all, and its weight: connections to all remote peers at once."""
+        remote = layout.num_nodes > 1
+        if not remote.any():
+            return self.cluster.channels.messages, self._weight_inside
+        rails, _ = self._rails_of(layout, remote)
+        channels = _power_of_two(self.cluster.channels.of_rails(rails))
+        per_peer = self.cluster.channels.per_peer
+        while per_peer > 1 and per_peer * layout.num_ranks > _MESSAGES_PER_CHANNEL * channels:
+            per_peer //= 2
+        peers = layout.num_ranks - int(layout.fewest[remote].min())
+        sharers = self._sharers(layout.flat[layout.per_member(remote)])
+        return channels, min(peers * per_peer, _MESSAGES_AT_ONCE * channels) * sharers
+
+    def _ring_channels(self, layout: Layout, switched: Flags) -> tuple[int, float]:
+        """Return the channels of a ring or a reduction in the switch, and its weight."""
+        channels, remote = self.cluster.channels, layout.num_nodes > 1
+        if not remote.any():
+            return channels.in_switch if switched.any() else channels.ring, self._weight_inside
+        rails, sharers = self._rails_of(layout, remote)
+        count = channels.two_node_tree if switched.any() else channels.of_rails(rails)
+        return count, count / rails * sharers
+
+    def _rails_of(self, layout: Layout, remote: Flags) -> tuple[int, int]:
+        """Return the most rails that a set over several nodes uses on one, and the most sets on one rail."""
+        chosen = layout.members[remote]
+        rails, per_node = self.links.rails(chosen), self.links.rails_per_node
+        total = self.links.num_nodes * per_node
+        used = np.unique(rails + np.arange(len(chosen))[:, None] * total)
+        _, on_node = np.unique(used // per_node, return_counts=True)
+        return int(on_node.max()), int(np.bincount(used % total).max())
+
+    def _switched(self, kind: CollectiveKind, layout: Layout) -> Flags:
+        """Tell for each set whether the switch reduces (`Collectives.price`)."""
+        network = self.cluster.inter
+        tree = (layout.num_nodes == 2) & bool(network and network.two_node_tree)  # noqa: PLR2004 (two nodes)
+        where = (layout.num_nodes == 1) | tree
+        able = kind is CollectiveKind.ALL_REDUCE and self.cluster.in_switch is not None
+        switched: Flags = where & able & (layout.most >= self.cluster.in_switch_from)
+        return switched
+
+    def _add_messages(self, entries: _Entries, source: Ints, target: Ints, *, size_bytes: float) -> Flags:
+        """Add one message from each source to its target; return which stay inside a node."""
         from_node, to_node = source // self.cluster.gpus_per_node, target // self.cluster.gpus_per_node
-        near = from_node == to_node
-        load.add(self.links.ports(LinkKind.PORT_OUT, source[near]), size_bytes)
-        load.add(self.links.ports(LinkKind.PORT_IN, target[near]), size_bytes)
-        if near.all():
-            return
-        far = ~near
-        load.add(self.links.rails(LinkKind.RAIL_OUT, source[far]), size_bytes)
-        load.add(self.links.rails(LinkKind.RAIL_IN, target[far]), size_bytes)
-        self._add_between_nodes(load, from_node[far], to_node[far], size_bytes=size_bytes)
+        near: Flags = from_node == to_node
+        entries.add_ports(source[near], size_bytes, into=target[near])
+        if not near.all():
+            entries.add_rails(source[~near], size_bytes, into=target[~near])
+            entries.add_uplinks(from_node[~near], size_bytes, into=to_node[~near])
+        return near
 
-    def _add_between_nodes(self, load: _Load, source: Ints, target: Ints, *, size_bytes: float) -> None:
-        """Add bytes from each node `source` to its `target`: uplinks, and the spine between leaves."""
-        load.add(self.links.uplinks(LinkKind.UPLINK_OUT, source), size_bytes)
-        load.add(self.links.uplinks(LinkKind.UPLINK_IN, target), size_bytes)
-        per_leaf = self.links.nodes_per_leaf
-        if per_leaf:
-            across = source // per_leaf != target // per_leaf
-            load.add(self.links.leaves(LinkKind.LEAF_OUT, source[across]), size_bytes)
-            load.add(self.links.leaves(LinkKind.LEAF_IN, target[across]), size_bytes)
+    def _add_ring(
+        self, entries: _Entries, layout: Layout, switched: Flags, *, sizes: tuple[float, float]
+    ) -> None:
+        """Add rings and reductions in the switch; sizes: bus bytes, bytes; [Note: bytes over links]."""
+        remote = layout.num_nodes > 1
+        far, reduced, here = layout.per_member(remote), layout.per_member(switched), layout.here
+        bus_bytes, size_bytes = sizes
+        inside = np.where(reduced, size_bytes * (1 + 1 / here), bus_bytes * (1 - far / here))
+        together = here > 1
+        entries.add_ports(layout.flat[together], inside[together])
+        if remote.any():
+            outside = np.where(switched, size_bytes, bus_bytes)
+            entries.add_rails(layout.flat[far], (np.repeat(outside, layout.num_ranks) / here)[far])
+            of, node, following = layout.neighbours(remote)
+            entries.add_uplinks(node, outside[of], into=following)
 
-    def _add_ring(self, load: _Load, group: _Group, bus_bytes: float) -> None:
-        here = group.here
-        self._add_ports(load, group.flat[here > 1], (bus_bytes * (1 - group.remote / here))[here > 1])
-        self._add_network_ring(load, group, bus_bytes)
-
-    def _add_in_switch(self, load: _Load, group: _Group, size_bytes: float) -> None:
-        here = group.here
-        self._add_ports(load, group.flat[here > 1], (size_bytes * (1 + 1 / here))[here > 1])
-        self._add_network_ring(load, group, size_bytes)
-
-    def _add_ports(self, load: _Load, ranks: Ints, size_bytes: Floats) -> None:
-        load.add(self.links.ports(LinkKind.PORT_OUT, ranks), size_bytes)
-        load.add(self.links.ports(LinkKind.PORT_IN, ranks), size_bytes)
-
-    def _add_network_ring(self, load: _Load, group: _Group, size_bytes: float) -> None:
-        """Add what each node sends to the next one, in equal parts over the rails of its members there."""
-        remote = group.remote
-        if not remote.any():
-            return
-        far, part = group.flat[remote], size_bytes / group.here[remote]
-        load.add(self.links.rails(LinkKind.RAIL_OUT, far), part)
-        load.add(self.links.rails(LinkKind.RAIL_IN, far), part)
-        source, target = group.neighbours
-        self._add_between_nodes(load, source, target, size_bytes=size_bytes)
-
-    def _add_all_to_all(self, load: _Load, group: _Group, size_bytes: float) -> None:
-        part = size_bytes / group.num_ranks
-        here = group.here
-        self._add_ports(load, group.flat[here > 1], part * (here[here > 1] - 1.0))
-        remote = group.remote
-        if not remote.any():
-            return
-        far, size = group.flat[remote], part * (group.num_ranks - here[remote])
-        nodes = far // self.cluster.gpus_per_node
-        load.add(self.links.rails(LinkKind.RAIL_OUT, far), size)
-        load.add(self.links.rails(LinkKind.RAIL_IN, far), size)
-        load.add(self.links.uplinks(LinkKind.UPLINK_OUT, nodes), size)
-        load.add(self.links.uplinks(LinkKind.UPLINK_IN, nodes), size)
-        per_leaf = self.links.nodes_per_leaf
-        if per_leaf:
-            below = _Group(group.members, self.cluster.gpus_per_node * per_leaf).here[remote]
-            size = part * (group.num_ranks - below)
-            load.add(self.links.leaves(LinkKind.LEAF_OUT, nodes), size)
-            load.add(self.links.leaves(LinkKind.LEAF_IN, nodes), size)
+    def _add_all_to_all(self, entries: _Entries, layout: Layout, *, size_bytes: float) -> None:
+        part, here = size_bytes / layout.num_ranks, layout.here
+        together, far = here > 1, layout.per_member(layout.num_nodes > 1)
+        entries.add_ports(layout.flat[together], part * (here[together] - 1))
+        if far.any():
+            ranks, outside = layout.flat[far], part * (layout.num_ranks - here[far])
+            entries.add_rails(ranks, outside)
+            per_leaf = self.links.nodes_per_leaf * self.cluster.gpus_per_node
+            below = Layout(layout.members, per_leaf).here[far] if per_leaf else layout.num_ranks
+            beyond = part * (layout.num_ranks - below)
+            entries.add_to_all(ranks // self.cluster.gpus_per_node, outside, beyond_leaf=beyond)
 
     def _checked(self, ranks: Ints) -> Ints:
         ranks = np.asarray(ranks, dtype=np.int64)
-        if ranks.size:
-            for rank in (int(ranks.min()), int(ranks.max())):
-                self.cluster.node(rank)
-            if ranks.max() >= self.links.num_nodes * self.cluster.gpus_per_node:
+        for rank in (int(ranks.min(initial=0)), int(ranks.max(initial=0))):
+            self.cluster.node(rank)
+            if rank >= self.links.num_nodes * self.cluster.gpus_per_node:
                 raise CostModelError(
                     where=self.cluster.name,
-                    field="ranks",
-                    value=int(ranks.max()),
+                    field="rank",
+                    value=rank,
                     rule=f"lies outside of the {self.links.num_nodes} nodes of the job",
                     fix="give num_ranks of the whole job",
                 )
         return ranks
 
 
-def _slowest(times: list[Alone]) -> Alone:
-    return max(times, key=lambda alone: alone.seconds)
+class _Entries:
+    """Collects links and the bytes that cross them."""
 
-
-class _Load:
-    """Collects entries of links and bytes."""
-
-    def __init__(self) -> None:
+    def __init__(self, links: Links) -> None:
+        self._map = links
         self._links: list[Ints] = [np.zeros(0, dtype=np.int64)]
         self._bytes: list[Floats] = [np.zeros(0)]
 
     def add(self, links: Ints, size_bytes: float | Floats) -> None:
         self._links.append(links)
         self._bytes.append(np.broadcast_to(np.asarray(size_bytes, dtype=np.float64), links.shape))
+
+    def add_ports(self, ranks: Ints, size_bytes: float | Floats, *, into: Ints | None = None) -> None:
+        self.add(self._map.ports(LinkKind.PORT_OUT, ranks), size_bytes)
+        self.add(self._map.ports(LinkKind.PORT_IN, ranks if into is None else into), size_bytes)
+
+    def add_rails(self, ranks: Ints, size_bytes: float | Floats, *, into: Ints | None = None) -> None:
+        first, then = self._map.ranges[LinkKind.RAIL_OUT].start, self._map.ranges[LinkKind.RAIL_IN].start
+        self.add(first + self._map.rails(ranks), size_bytes)
+        self.add(then + self._map.rails(ranks if into is None else into), size_bytes)
+
+    def add_uplinks(self, nodes: Ints, size_bytes: float | Floats, *, into: Ints) -> None:
+        """Add bytes from each of `nodes` to one of `into`, through the spine where leaves differ."""
+        self.add(self._map.uplinks(LinkKind.UPLINK_OUT, nodes), size_bytes)
+        self.add(self._map.uplinks(LinkKind.UPLINK_IN, into), size_bytes)
+        per_leaf = self._map.nodes_per_leaf
+        if per_leaf:
+            across = nodes // per_leaf != into // per_leaf
+            size = np.broadcast_to(size_bytes, nodes.shape)[across]
+            self.add(self._map.leaves(LinkKind.LEAF_OUT, nodes[across]), size)
+            self.add(self._map.leaves(LinkKind.LEAF_IN, into[across]), size)
+
+    def add_to_all(self, nodes: Ints, size_bytes: Floats, *, beyond_leaf: float | Floats) -> None:
+        """Add bytes that each of `nodes` exchanges with all others, and those for other leaves."""
+        self.add(self._map.uplinks(LinkKind.UPLINK_OUT, nodes), size_bytes)
+        self.add(self._map.uplinks(LinkKind.UPLINK_IN, nodes), size_bytes)
+        if self._map.nodes_per_leaf:
+            self.add(self._map.leaves(LinkKind.LEAF_OUT, nodes), beyond_leaf)
+            self.add(self._map.leaves(LinkKind.LEAF_IN, nodes), beyond_leaf)
 
     def use(
         self, *, latency_s: float, processors: int, memory_bytes: float, weight: float
@@ -239,72 +288,17 @@ class _Load:
             latency_s=latency_s,
             processors=processors,
             memory_bytes=float(memory_bytes),
-            weight=weight,
+            weight=float(weight),
             links=np.concatenate(self._links),
             link_bytes=np.concatenate(self._bytes),
         )
 
 
-class _Group:
-    """Where the members of all sets lie.
+def _used(channels: int, size_bytes: int) -> int:
+    """Return the channels that a message uses."""
+    return max(1, min(channels, math.ceil(size_bytes / _BYTES_PER_CHANNEL)))
 
-    Args:
-        members: int64 [sets, n].
-        per_node: devices of a node.
-    """
 
-    def __init__(self, members: Ints, per_node: int) -> None:
-        self.members = members
-        self.num_sets, self.num_ranks = members.shape
-        self.flat = members.ravel()
-        self._nodes = members // per_node
-        most = int(self._nodes.max(initial=0)) + 1
-        key = (self._nodes + np.arange(self.num_sets)[:, None] * most).ravel()
-        self._keys, self._of, self._counts = np.unique(key, return_inverse=True, return_counts=True)
-        self._set, self._node = self._keys // most, self._keys % most
-        self._first = np.flatnonzero(np.diff(self._set, prepend=-1))
-        self._num_nodes = np.diff(self._first, append=len(self._set))
-
-    @cached_property
-    def here(self) -> Ints:
-        """Return the members of its set on the node of each member: int64 [sets x n]."""
-        here: Ints = self._counts[self._of]
-        return here
-
-    @cached_property
-    def remote(self) -> npt.NDArray[np.bool_]:
-        """Tell for each member whether its set lies on several nodes: bool [sets x n]."""
-        return np.repeat(self._num_nodes > 1, self.num_ranks)
-
-    @property
-    def neighbours(self) -> tuple[Ints, Ints]:
-        """Return each node of each set over several nodes, and the next one of its ring."""
-        following = np.arange(1, len(self._set) + 1)
-        following[self._first + self._num_nodes - 1] = self._first
-        far = np.repeat(self._num_nodes > 1, self._num_nodes)
-        return self._node[far], self._node[following][far]
-
-    def spreads(self, *, shift: bool) -> list[Spread]:
-        """Return the ways in which sets lie; shift: also by the members that leave a node together."""
-        fewest = np.minimum.reduceat(self._counts, self._first)
-        most = np.maximum.reduceat(self._counts, self._first)
-        columns = [self._num_nodes, fewest, most]
-        if shift:
-            leaves = (self._nodes != np.roll(self._nodes, -1, axis=1)).ravel()
-            leaving = np.bincount(self._of[leaves], minlength=len(self._keys))
-            columns.append(np.maximum(np.maximum.reduceat(leaving, self._first), 1))
-        packed = np.zeros(self.num_sets, dtype=np.int64)
-        for column in columns:
-            packed = packed * (self.num_ranks + 1) + column
-        _, chosen = np.unique(packed, return_index=True)
-        rows = np.stack(columns, axis=1)[np.sort(chosen)].tolist()
-        return [
-            Spread(
-                num_ranks=self.num_ranks,
-                num_nodes=row[0],
-                fewest=row[1],
-                most=row[2],
-                leaving=row[3] if shift else 1,
-            )
-            for row in rows
-        ]
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()

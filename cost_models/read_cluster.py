@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from cost_models.gpu import Gpu
 from cost_models.price import CollectiveKind, Provenance
 from cost_models.read_gpu import provenance
-from cost_models.topology import Cluster, Communicators, Curve, InterNode, LinkSpec, Spine
+from cost_models.topology import Channels, Cluster, Communicators, Curve, InterNode, LinkSpec, Spine
 from cost_models.yaml_file import Section
 
 _CURVED = tuple(kind for kind in CollectiveKind if kind is not CollectiveKind.RING_SHIFT)
+_CHANNELS = tuple(field.name for field in fields(Channels))
 _CURVE = ("base", "per_rank", "sqrt", "bandwidth", "error")
 
 
@@ -18,14 +20,22 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
     """Return the cluster of `gpu` devices that `content` describes; CostModelError names the field."""
     keys = (
         "schema_version", "name", "description", "gpu", "gpus_per_node", "max_nodes", "eager_limit",
-        "communicators", "intra", "intra_collectives", "inter", "inter_collectives",
+        "communicators", "intra", "intra_collectives", "inter", "inter_collectives", "channels", "host",
     )  # fmt: skip
     file = Section(content, where=where, keys=keys)
     link = file.section("intra", ("bandwidth", "latency"))
     kinds = tuple(kind.value for kind in _CURVED)
     intra = file.section("intra_collectives", (*kinds, "transfer", "in_switch", "provenance"))
     sizes = file.section("communicators", ("pair", "group"))
-    sections = ("communicators", "intra", "intra_collectives", "inter", "inter_collectives")
+    sections = (
+        "communicators",
+        "intra",
+        "intra_collectives",
+        "inter",
+        "inter_collectives",
+        "channels",
+        "host",
+    )
     basis = provenance(intra)
     return Cluster(
         name=file.text("name"),
@@ -42,6 +52,10 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         eager_limit_bytes=file.size("eager_limit", zero_ok=True),
         communicators=Communicators(
             pair_bytes=sizes.size("pair", zero_ok=True), group_bytes=sizes.size("group", zero_ok=True)
+        ),
+        channels=_channels(file.section("channels", _CHANNELS)) if "channels" in file else Channels(),
+        gpus_per_host_link=(
+            file.section("host", ("gpus_per_link",)).integer("gpus_per_link") if "host" in file else 1
         ),
         sources={"cluster": file.source}
         | {name: content[name]["source"] for name in sections if name in file},
@@ -61,6 +75,11 @@ def _curve(section: Section, basis: Provenance) -> Curve:
         error=section.error(),
         provenance=basis,
     )
+
+
+def _channels(section: Section) -> Channels:
+    """Return the channels that the section names; those that it does not name are the default's."""
+    return Channels(**{name: section.integer(name) for name in section.names()})
 
 
 def _inter(file: Section) -> InterNode:

@@ -67,26 +67,35 @@ class Spine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """What communication holds of the machine while it runs.
+class Channels:
+    """Into how many channels the communication library divides large messages.
+
+    A channel is one thread block, which has a processor of each member for itself (NVIDIA/nccl issue 689),
+    and over the network one connection in each direction. The defaults are those of H100, see
+    `clusters/dgx_h100.yaml`.
 
     Args:
-        ring_processors, in_switch_processors, all_to_all_processors, transfer_processors: of each member,
-            inside a node.
-        network_ring_processors, network_transfer_processors: of each member, over nodes (a transfer, or a
-            remote peer of an all-to-all).
-        ring_connections: of a ring on one interface, each direction.
-        peer_connections: to one remote peer of an all-to-all or a transfer.
+        ring: of a ring inside a node.
+        in_switch: of a reduction in the switch inside a node.
+        two_node_tree: of the same over two nodes.
+        messages: of transfers, ring shifts and all-to-all inside a node.
+        per_rail: of a ring over nodes, for each rail (network interface) that its members on a node use.
+        doubled_below: a ring over nodes with fewer channels than this has twice as many.
+        per_peer: of messages to another node, for each peer.
     """
 
-    ring_processors: int = 16
-    in_switch_processors: int = 16
-    all_to_all_processors: int = 16
-    transfer_processors: int = 16
-    network_ring_processors: int = 16
-    network_transfer_processors: int = 4
-    ring_connections: float = 2.0
-    peer_connections: float = 1.0
+    ring: int = 24
+    in_switch: int = 16
+    two_node_tree: int = 16
+    messages: int = 32
+    per_rail: int = 2
+    doubled_below: int = 16
+    per_peer: int = 2
+
+    def of_rails(self, rails: int) -> int:
+        """Return the channels of a ring over nodes whose members on a node use `rails`."""
+        channels = self.per_rail * rails
+        return 2 * channels if channels < self.doubled_below else channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +187,8 @@ class Cluster:
         inter: the network, or None (one node).
         eager_limit_bytes: largest message that a send hands over without waiting for its receive.
         communicators: memory per communicator.
-        sharing: processors and connections of communication.
+        channels: processors and connections of communication.
+        gpus_per_host_link: devices that share one link to the host.
         sources: where the figures of each section come from.
     """
 
@@ -195,7 +205,8 @@ class Cluster:
     inter: InterNode | None
     eager_limit_bytes: int
     communicators: Communicators
-    sharing: Sharing = field(default_factory=Sharing)
+    channels: Channels = field(default_factory=Channels)
+    gpus_per_host_link: int = 1
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -206,6 +217,14 @@ class Cluster:
                 self.max_nodes,
                 rule="must be 1 without a network",
                 fix="add the sections inter and inter_collectives, or say max_nodes: 1",
+            )
+        if self.gpus_per_node % self.gpus_per_host_link:
+            raise _error(
+                self.name,
+                "host.gpus_per_link",
+                self.gpus_per_host_link,
+                rule=f"must divide the {self.gpus_per_node} GPUs of a node",
+                fix="say how many neighbours share one link to the host",
             )
         for kind, curve in (*self.curves.items(), ("transfer", self.transfer_curve)):
             if not curve.bandwidth_bytes_per_s <= self.intra.bandwidth_bytes_per_s:

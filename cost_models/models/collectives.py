@@ -115,14 +115,6 @@ class Collectives:
         spread = Spread(num_ranks=2, num_nodes=1 if inside else 2, fewest=1, most=1)
         return self._exchange(size_bytes, spread, share=math.inf if inside else self.cluster.network_share(1))
 
-    def in_switch(self, kind: CollectiveKind, spread: Spread) -> bool:
-        """Tell whether a collective is reduced in the switch: inside a node, or as a tree of two nodes."""
-        if kind is not CollectiveKind.ALL_REDUCE or spread.most < self.cluster.in_switch_from:
-            return False
-        if self.cluster.in_switch is None:
-            return False
-        return spread.num_nodes == 1 or _two_node_tree(self.cluster.network(), spread)
-
     def _exchange(self, size_bytes: int, spread: Spread, *, share: float) -> Alone:
         """Time messages between neighbours, sent at once, `share` bytes per second of network for each."""
         curve = self.cluster.transfer_curve
