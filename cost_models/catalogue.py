@@ -26,6 +26,11 @@ from cost_models.topology import Cluster
 from cost_models.yaml_file import SCHEMA_VERSION, Section, read_yaml
 
 ATTENTION_KERNELS = ("flash2", "fitted")
+TASKS = (
+    "f", "b", "bi", "bw", "r", "send_f", "recv_f", "send_b", "recv_b", "all_reduce", "reduce_scatter",
+    "all_gather", "all_to_all", "norm", "update", "ring_shift", "offload", "reload",
+)  # fmt: skip
+"""Names of the kinds of tasks (`simulator.plan.TaskKind`)."""
 
 _PACKAGE = Path(__file__).parent
 
@@ -38,6 +43,8 @@ class Stack:
         name: catalogue name, lower case.
         description: for people.
         launch_overhead_s: host time to launch one kernel.
+        run_ahead_kernels: how many kernels of a stream may be launched and not have ended, or None.
+        blocking: what the host awaits the end of, of `TASKS`.
         attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
         model, strategy: defaults for capture and strategy; plain data, not interpreted here.
         sources: where the figures of `cost` come from.
@@ -46,6 +53,8 @@ class Stack:
     name: str
     description: str
     launch_overhead_s: float
+    run_ahead_kernels: int | None
+    blocking: tuple[str, ...]
     attention_kernel: str
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
@@ -122,13 +131,18 @@ def _stack(path: Path) -> Stack:
     where = _shown(path)
     keys = ("schema_version", "name", "description", "model", "strategy", "cost")
     file = Section(_content(path, _STACK), where=where, keys=keys, sourced=False)
-    cost = file.section("cost", ("launch_overhead", "attention_kernel"))
+    cost = file.section("cost", ("launch_overhead", "run_ahead", "blocking", "attention_kernel"))
+    blocking = cost.texts("blocking") if "blocking" in cost else ()
+    for name in blocking:
+        require_known(name, TASKS, where=where, field="cost.blocking", error=CostModelError)
     kernel = cost.text("attention_kernel")
     require_known(kernel, ATTENTION_KERNELS, where=where, field="cost.attention_kernel", error=CostModelError)
     return Stack(
         name=file.text("name"),
         description=file.text("description"),
         launch_overhead_s=cost.seconds("launch_overhead", zero_ok=True),
+        run_ahead_kernels=cost.integer("run_ahead") if "run_ahead" in cost else None,
+        blocking=tuple(blocking),
         attention_kernel=kernel,
         model=file.mapping("model"),
         strategy=file.mapping("strategy"),

@@ -62,6 +62,14 @@ class CostModel(Protocol):
         """Return the host time to launch one kernel."""
 
     @property
+    def run_ahead_kernels(self) -> int | None:
+        """Return how many kernels of a stream may be launched and not have ended; None: any number."""
+
+    @property
+    def blocking(self) -> tuple[str, ...]:
+        """Return what the host awaits the end of: names of kinds of tasks, as "f" or "all_to_all"."""
+
+    @property
     def eager_limit_bytes(self) -> int:
         """Return the largest message that a send hands over without waiting for its receive."""
 

@@ -16,13 +16,14 @@ class Hang:
     Args:
         workload: what was run.
         heads: by stream, the instance (step * num_tasks + task) that it could not finish, or NONE.
-        end, joined: by instance, negative where it has not happened.
+        end, joined, dispatch: by instance, negative where it has not happened.
     """
 
     workload: Workload
     heads: Sequence[int]
     end: Sequence[int]
     joined: Sequence[int]
+    dispatch: Sequence[int]
 
     def sentences(self) -> list[str]:
         """Return one sentence per blocked stream, the streams of a circular wait first, in its order."""
@@ -40,6 +41,8 @@ class Hang:
         found = [wait for wait in waited if self.end[wait] < 0]
         if found:
             return found
+        if self.dispatch[instance] < 0:
+            return self._host_waits_for(instance)
         others: tuple[int, ...] = ()
         if work.partner[task] != NONE:
             others = (int(work.partner[task]),)
@@ -47,13 +50,26 @@ class Hang:
             others = work.members.row(int(work.collective[task]))
         return [offset + other for other in others if self.joined[offset + other] < 0]
 
+    def _host_waits_for(self, instance: int) -> list[int]:
+        """Return the tasks whose end the host awaits; it has not come to `instance` yet."""
+        work, step = self.workload, instance // self.workload.num_tasks
+        device = work.device_of(instance % work.num_tasks)
+        first, last = work.device_starts[device : device + 2].tolist()
+        for at in range(step + 1):
+            for task in range(first, last):
+                if self.dispatch[at * work.num_tasks + task] < 0:
+                    waited = [at * work.num_tasks + wait for wait in work.host_waits.row(task)]
+                    return [wait for wait in waited if wait >= 0 and self.end[wait] < 0]
+        return []
+
     def _head_before(self, instance: int) -> int:
         """Return the head of the stream on which `instance` is queued."""
         return self.heads[int(self.workload.stream[instance % self.workload.num_tasks])]
 
     def _sentence(self, head: int, waited: Sequence[int]) -> str:
         whom = ", ".join(self._awaited(instance) for instance in waited)
-        return f"{self._name(head)} waits for {whom}"
+        host = "" if self.dispatch[head] >= 0 else " for its host, which waits"
+        return f"{self._name(head)} waits{host} for {whom}"
 
     def _awaited(self, instance: int) -> str:
         before = self._head_before(instance)

@@ -7,7 +7,11 @@ comparisons on int64 and float64 only, so that numba compiles it unchanged.
     below one part in 10^14 is float noise (1.1e-6 s is 1100 ns, not 1101).
 [Note: time range]  Times are refused beyond 2^62 ns (146 years), so that sums never overflow int64.
 [Note: host dispatch]  One host thread per device launches kernels one after another, in dispatch order,
-    and may run ahead of the device without limit. A task may start once its first kernel is launched.
+    and may run ahead of the device. A task may start once its first kernel is launched.
+[Note: run-ahead limit]  A stream takes so many launched kernels that have not ended, and no more: the host
+    waits until an earlier task of the stream has ended before it launches the next (cost model: run_ahead).
+[Note: blocking calls]  After a task that the host has to see the end of (cost model: blocking), it launches
+    nothing until the task has ended.
 [Note: host-bound tasks]  A task whose k kernels are launched during [h, h + k * launch] cannot end before
     the last of them is launched, however fast the device is.
 [Note: stream start]  A stream runs its tasks in dispatch order, one at a time; a task is ready when the
@@ -19,7 +23,22 @@ comparisons on int64 and float64 only, so that numba compiles it unchanged.
     a waiting rank pays the difference of arrivals *plus* the transport, not the larger of the two. A ring
     shift is a collective: every member waits for all, not only for its neighbours.
 [Note: host copy]  A copy between device and host needs no peer: it takes its stream for the priced time from
-    when it is ready and launched. Copies of one device on several streams do not slow each other down.
+    when it is ready and launched. Copies of one device on several streams do not slow each other down, unless
+    links are shared.
+[Note: flows]  Where links, processors and memory bandwidth are shared, a computation, a message, a collective
+    and a host copy runs at a speed in (0, 1] of what it does alone, and the speed changes while it runs. What
+    is left of it is float64, in ns at full speed. Everything that happens in one ns happens before speeds are
+    worked out anew, once; only flows whose speed has changed are timed anew. Ends are rounded up to ns.
+[Note: latency, then wire]  A message or collective first takes its latency, which nothing slows; then bytes
+    flow, and load the links on their way and the memory of its members.
+[Note: link sharing]  Links are shared max-min fair: see `simulator.sharing.fair`.
+[Note: spinning kernels]  Communication on processors (all but host copies) holds them on a device from when
+    that device joins until it ends there: a kernel that waits for its peers spins. Computation gets the
+    others, at least one. Communication is not slowed by computation.
+[Note: computation under sharing]  A part of a computation is bound by processors, a part by memory bandwidth,
+    the rest (latency) by nothing. Streams that compute on one device share what is left equally; streams of
+    lower priority get one processor while one of higher priority computes. Of the memory bandwidth,
+    communication takes what it moves, but leaves computation at least half.
 """
 
 from __future__ import annotations
@@ -27,6 +46,8 @@ from __future__ import annotations
 MAX_TIME_NS = 2**62
 NS_PER_S = 1_000_000_000
 _FLOAT_NOISE = 1e-14
+_FAIR_MEMORY = 0.5
+"""Fraction of the memory bandwidth that computation keeps at least: that of one of two fair flows."""
 
 
 def within_range(time_ns: float) -> bool:
@@ -54,6 +75,11 @@ def dispatch_ns(host_free_ns: int, host_ns: int) -> int:
 def ready_ns(stream_free_ns: int, waits_done_ns: int) -> int:
     """Return when a task is the head of its stream with all waits done; see [Note: stream start]."""
     return max(stream_free_ns, waits_done_ns)
+
+
+def host_goes_on_ns(host_free_ns: int, waited_for_end: int) -> int:
+    """Return when the host may launch the next task; see [Note: run-ahead limit], [Note: blocking calls]."""
+    return max(host_free_ns, waited_for_end)
 
 
 def compute_start_ns(ready: int, first_launch: int) -> int:
@@ -104,3 +130,53 @@ def collective_start_ns(latest_so_far: int, arrival: int) -> int:
 def wire_end_ns(start: int, duration: int) -> int:
     """Return when a rendezvous message, a collective or a host copy has moved its last byte."""
     return start + duration
+
+
+def flow_left(left: float, elapsed_ns: int, speed: float) -> float:
+    """Return what is left of a flow after some time at a speed, in ns at full speed; see [Note: flows]."""
+    return max(left - elapsed_ns * speed, 0.0)
+
+
+def flow_ns(left: float, speed: float) -> int:
+    """Return how long a flow still takes at a speed; see [Note: flows] and [Note: completion rounding]."""
+    exact = left / speed
+    whole = int(exact)
+    return whole + 1 if exact - whole > exact * _FLOAT_NOISE else whole
+
+
+def latency_ns(latency: int, duration: int) -> int:
+    """Return how long no bytes flow, of a communication of that duration; see [Note: latency, then wire]."""
+    return min(latency, duration)
+
+
+def processor_share(held: int, processors: int, computing: int) -> float:
+    """Return the share of the processors that one of `computing` streams gets."""
+    return max(processors - held, 1) / (processors * computing)
+
+
+def memory_share(taken: float, need: float, computing: int) -> float:
+    """Return the share that a stream gets of the memory bandwidth that it needs, at most 1.
+
+    Args:
+        taken: fraction of the bandwidth that communication takes.
+        need: fraction that the stream takes alone while memory-bound.
+        computing: streams that compute.
+    """
+    if need <= 0.0:
+        return 1.0
+    return min(1.0, max(1.0 - taken, _FAIR_MEMORY) / (need * computing))
+
+
+def compute_speed(  # noqa: PLR0917 (compiled functions take scalars one by one)
+    processor_part: float, memory_part: float, processors: float, memory: float
+) -> float:
+    """Return the speed of a computation; see [Note: computation under sharing].
+
+    Args:
+        processor_part, memory_part: how much of its time alone each bounds; together at most 1.
+        processors, memory: shares that it gets of what it has alone.
+    """
+    if processors >= 1.0 and memory >= 1.0:
+        return 1.0
+    rest = 1.0 - processor_part - memory_part
+    return 1.0 / (rest + processor_part / processors + memory_part / memory)

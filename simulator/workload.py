@@ -15,9 +15,11 @@ import numpy.typing as npt
 from cost_models.price import CostModel
 from simulator import rules
 from simulator.errors import PlanError
+from simulator.host import host_waits
 from simulator.matching import Matching, match_tasks
 from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, IndexLists, Plan
 from simulator.pricing import PriceTable, price_tasks, whole_ns
+from simulator.sharing import Sharing
 
 Ints = npt.NDArray[np.int64]
 COMPUTE_VALUES = np.array(sorted(COMPUTE_KINDS), dtype=np.int64)
@@ -34,9 +36,14 @@ class Workload:
         is_compute: bool [tasks].
         is_host_copy: bool [tasks]; what is neither is a transfer or a collective.
         stream: int64 [tasks], stream number over all device plans.
-        duration_ns: int64 [tasks], device time, or time on the wire.
+        duration_ns: int64 [tasks], device time, or time on the wire, alone at full speed. A meeting (a
+            message, a collective) takes that of the task that drives it: the sender, the first member.
+        noisy_ns: int64 [steps, tasks], durations that differ from step to step (the last row holds for later
+            steps), or None: as `duration_ns` says.
         launch_ns: int64 [tasks], host time until the first kernel is launched.
         host_ns: int64 [tasks], host time until all kernels are launched.
+        host_waits: by task, tasks of its device whose end the host awaits before it launches the task; a
+            negative number is that of a task of the step before, less the number of tasks.
         waits, previous_step_waits: task numbers by task.
         is_send: bool [tasks].
         partner: int64 [tasks], the other end of a transfer, or NONE.
@@ -49,6 +56,7 @@ class Workload:
         codes: task codes, for people.
         pipeline_rank: int64 [device plans].
         n_devices: how many ranks share each device plan.
+        sharing: what each priced thing holds while it runs, or None: nothing slows anything else.
     """
 
     device_starts: Ints
@@ -59,6 +67,7 @@ class Workload:
     duration_ns: Ints
     launch_ns: Ints
     host_ns: Ints
+    host_waits: IndexLists
     waits: IndexLists
     previous_step_waits: IndexLists
     is_send: npt.NDArray[np.bool_]
@@ -71,6 +80,15 @@ class Workload:
     codes: tuple[str, ...]
     pipeline_rank: Ints
     n_devices: int
+    sharing: Sharing | None = None
+    noisy_ns: Ints | None = None
+
+    def step_duration_ns(self, step: int) -> Ints:
+        """Return the durations of a step, int64 [tasks]."""
+        if self.noisy_ns is None:
+            return self.duration_ns
+        found: Ints = self.noisy_ns[min(step, len(self.noisy_ns) - 1)]
+        return found
 
     @property
     def num_tasks(self) -> int:
@@ -108,17 +126,17 @@ def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
     prices, price = price_tasks(plan, cost_model)
     duration = np.where(price == NONE, 0, prices.duration_ns[price])
     kernels = np.where(is_compute, np.where(price == NONE, 0, prices.num_kernels[price]), 1)
+    stream = np.concatenate([t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)])
     workload = Workload(
         device_starts=device_starts,
         stream_starts=stream_starts,
         is_compute=is_compute,
         is_host_copy=np.isin(kind, HOST_COPY_VALUES),
-        stream=np.concatenate(
-            [t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)]
-        ),
+        stream=stream,
         duration_ns=duration,
         launch_ns=_launch_ns(np.minimum(kernels, 1), cost_model),
         host_ns=_launch_ns(kernels, cost_model),
+        host_waits=host_waits(plan, kernels=kernels, stream=stream, cost_model=cost_model),
         waits=_joined([table.waits for table in tables], device_starts),
         previous_step_waits=_joined([table.previous_step_waits for table in tables], device_starts),
         is_send=matching.is_send,

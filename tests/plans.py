@@ -44,6 +44,8 @@ class FakeCostModel:
 
     name: str = "fake"
     launch_ns: int = 0
+    run_ahead_kernels: int | None = None
+    blocking: tuple[str, ...] = ()
     eager_limit_bytes: int = 0
     transfer_ns: Callable[[int, int, int], int] = lambda size, source, target: 0
     collective_ns: Callable[[CollectiveKind, int, Sequence[int]], int] = lambda kind, size, ranks: 0

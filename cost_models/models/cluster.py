@@ -52,6 +52,16 @@ class ClusterCostModel:
         return self.stack.launch_overhead_s if self.cluster.gpu.asynchronous else 0.0
 
     @property
+    def run_ahead_kernels(self) -> int | None:
+        """Return how many kernels of a stream may be launched and not have ended; None: any number."""
+        return self.stack.run_ahead_kernels
+
+    @property
+    def blocking(self) -> tuple[str, ...]:
+        """Return what the host awaits the end of: names of kinds of tasks."""
+        return self.stack.blocking
+
+    @property
     def eager_limit_bytes(self) -> int:
         """Return the largest message that a send hands over without waiting for its receive."""
         return self.cluster.eager_limit_bytes

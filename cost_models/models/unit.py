@@ -32,6 +32,8 @@ class UnitCostModel:
 
     name = "unit costs"
     launch_overhead_s = 0.0
+    run_ahead_kernels = None
+    blocking: tuple[str, ...] = ()
     device_memory_bytes = _NO_LIMIT_BYTES
     context_bytes = 0
 

@@ -81,6 +81,8 @@ class ScaledCostModel:
         self._node_of = node_of
         self.name = f"{inner.name}, scaled"
         self.launch_overhead_s = inner.launch_overhead_s * scales.launch
+        self.run_ahead_kernels = inner.run_ahead_kernels
+        self.blocking = inner.blocking
         self.eager_limit_bytes = inner.eager_limit_bytes
         self.device_memory_bytes = inner.device_memory_bytes
         self.context_bytes = inner.context_bytes

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cost_models.catalogue import TASKS
 from piper.schedules import SCHEDULES, copies_of, find_schedule, layout_of
 from piper.schedules.minimal_plan import preview_plan
 from piper.schedules.rows import stages_by_rank
@@ -24,6 +25,7 @@ from simulator.workload import Workload
 from tests.piper.schedules.oracles import rows_or_none
 from tests.plans import Costs, FakeCostModel, PlanBuilder, exact_price, one_f_one_b_rows, pipeline_plan
 from tests.random_plans import PRICES, plans
+from tests.random_sharing import random_sharing
 from tests.strategies import compile_drawn, drawn
 
 OTHERS = [name for name in ENGINES if name != "reference"]
@@ -48,6 +50,8 @@ class RandomPrices(FakeCostModel):
         per_kind = cache(lambda *_: choose.randrange(9))
         super().__init__(
             launch_ns=choose.choice([0, 0, 1, 3]),
+            run_ahead_kernels=choose.choice([None, None, 1, 2, 5]),
+            blocking=tuple(choose.sample(TASKS, choose.choice([0, 0, 0, 2]))),
             eager_limit_bytes=limit,
             transfer_ns=per_kind,
             collective_ns=lambda kind, size, ranks: per_kind(kind, size),
@@ -79,6 +83,16 @@ def require_equal(workload: Workload, *, steps: int | str) -> None:
             np.testing.assert_array_equal(getattr(found, column), getattr(expected, column), column)
 
 
+def shared(work: Workload, choose: random.Random) -> Workload:
+    """Return the workload where things are shared, sometimes with durations that differ from step to step."""
+    noisy = None
+    if choose.random() < 0.3:
+        noise = [[choose.randint(-3, 3) for _ in range(work.num_tasks)] for _ in range(2)]
+        noisy = np.maximum(work.duration_ns + np.array(noise, dtype=np.int64).reshape(2, -1), 0)
+    longer = work.duration_ns * choose.choice([1, 7, 1000])
+    return replace(work, duration_ns=longer, noisy_ns=noisy, sharing=random_sharing(work, choose))
+
+
 STEPS = st.sampled_from([1, 2, 3, "auto"])
 
 
@@ -98,7 +112,29 @@ def test_engines_agree_on_many_random_plans(plan: Plan, prices: FakeCostModel, s
 @pytest.mark.parametrize("seed", SEEDS)
 def test_engines_agree_on_a_random_strategy(seed: int) -> None:
     workload = build_workload(compile_drawn(drawn(seed), verified=False), RandomPrices(seed))
-    require_equal(workload, steps=random.Random(seed).choice([1, 2, 3, "auto"]))
+    choose = random.Random(seed)
+    require_equal(workload, steps=choose.choice([1, 2, 3, "auto"]))
+    require_equal(shared(workload, choose), steps=choose.choice([1, 2, 3, "auto"]))
+
+
+RANDOM = st.randoms(use_true_random=False)
+
+
+@settings(max_examples=130, deadline=None)
+@given(plan=plans(), prices=PRICES, steps=STEPS, choose=RANDOM)
+def test_engines_agree_on_random_plans_where_things_are_shared(
+    plan: Plan, prices: FakeCostModel, steps: int | str, choose: random.Random
+) -> None:
+    require_equal(shared(build_workload(plan, prices), choose), steps=steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(plan=plans(), prices=PRICES, steps=STEPS, choose=RANDOM)
+def test_engines_agree_on_many_random_plans_where_things_are_shared(
+    plan: Plan, prices: FakeCostModel, steps: int | str, choose: random.Random
+) -> None:
+    require_equal(shared(build_workload(plan, prices), choose), steps=steps)
 
 
 @pytest.mark.parametrize(("name", "ranks"), GRID)
@@ -116,7 +152,9 @@ def test_engines_agree_on_a_schedule(name: str, ranks: int) -> None:
                 copies=copies_of(function),
                 where="here",
             )
-            require_equal(build_workload(plan, RandomPrices(microbatches)), steps="auto")
+            workload = build_workload(plan, RandomPrices(microbatches))
+            require_equal(workload, steps="auto")
+            require_equal(shared(workload, random.Random(microbatches)), steps="auto")
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,8 +188,10 @@ def test_engines_agree_on_who_waits_for_whom_in_plans_that_may_hang(
         waits=with_more(work.waits, share),
         previous_step_waits=with_more(work.previous_step_waits, 0.3),
         stream=streams,
+        host_waits=with_more(work.host_waits, share / 2),
     )
     require_equal(changed, steps=steps)
+    require_equal(shared(changed, choose), steps=steps)
 
 
 @pytest.mark.parametrize("engine", OTHERS)

@@ -1,17 +1,20 @@
-"""The fast engine: Workload in, times out; `kernel` does the work, step by step."""
+"""The fast engine: Workload in, times out; `kernel` does the work, `shared_kernel` under sharing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.engines import EngineRun, Settled
+from simulator.engines.fast.arrays import Arrays, flat, shared_arrays
 from simulator.engines.fast.kernel import (
     DISPATCH,
     END,
     GROUP,
+    HOST,
     PENDING,
     READY,
     START,
@@ -23,6 +26,7 @@ from simulator.engines.fast.kernel import (
 from simulator.errors import IllegalPlanError
 from simulator.hang import Hang
 from simulator.plan import NONE
+from simulator.sharing import Sharing
 from simulator.workload import Workload
 
 Ints = npt.NDArray[np.int64]
@@ -32,9 +36,14 @@ def run(workload: Workload, *, max_steps: int, settled: Settled) -> EngineRun:
     """Run the workload; see `simulator.engines.Engine`."""
     arrays = _arrays(workload, max_steps=max_steps)
     times, num_tasks = arrays["times"], workload.num_tasks
+    go_on = (
+        _one_step(workload, arrays)
+        if workload.sharing is None
+        else _shared_step(workload, workload.sharing, arrays, max_steps=max_steps)
+    )
     step_end: list[int] = []
     for step in range(max_steps):
-        if run_steps(step, step, *arrays.values()) < max(num_tasks, 1):
+        if num_tasks == 0 or not go_on(step):
             raise _hang(workload, arrays, reached=step + 1, max_steps=max_steps)
         step_end.append(int(times[END, step * num_tasks : (step + 1) * num_tasks].max()))
         if settled(step_end):
@@ -53,30 +62,63 @@ def run(workload: Workload, *, max_steps: int, settled: Settled) -> EngineRun:
     )
 
 
-def _arrays(workload: Workload, *, max_steps: int) -> dict[str, npt.NDArray[Any]]:
+def _one_step(workload: Workload, arrays: Arrays) -> Callable[[int], bool]:
+    """Return what runs a step to its end, and tells whether it has one."""
+
+    def go_on(step: int) -> bool:
+        durations = flat(workload.step_duration_ns(step))
+        ended: int = run_steps(step, step, durations, *arrays.values())
+        return ended == workload.num_tasks
+
+    return go_on
+
+
+def _shared_step(
+    workload: Workload, sharing: Sharing, arrays: Arrays, *, max_steps: int
+) -> Callable[[int], bool]:
+    """Return the same where things are shared: steps overlap, so that all of them are under way at once."""
+    from simulator.engines.fast.shared_kernel import run_until  # compiled or loaded only where it is needed
+
+    durations = workload.duration_ns[None] if workload.noisy_ns is None else workload.noisy_ns
+    arrays["tasks"]["processors"] = sharing.processors
+    more = shared_arrays(workload, sharing, max_steps=max_steps)
+    both = {name: found for name, found in arrays.items() if name != "todo"} | more
+    last, processors = max_steps - 1, sharing.num_processors
+    return lambda step: bool(run_until(step, last, processors, flat(durations), *both.values()))
+
+
+def _arrays(workload: Workload, *, max_steps: int) -> Arrays:
     """Return what `run_steps` takes, in its order; times that it never reaches are never touched."""
     tasks, streams = np.empty(workload.num_tasks, dtype=TASK), np.zeros(workload.num_streams, dtype=STREAM)
     columns = ("duration_ns", "launch_ns", "host_ns", "stream", "partner", "collective")
     flags = ("is_compute", "is_host_copy", "is_send", "eager")
-    lay_out(tasks, streams, *(_flat(getattr(workload, name)) for name in (*columns, *flags)))
+    streams["device"] = np.repeat(np.arange(workload.num_devices), np.diff(workload.stream_starts))
+    lay_out(tasks, streams, *(flat(getattr(workload, name)) for name in (*columns, *flags)))
+    rows = len(workload.prices.duration_ns)
+    tasks["row"] = np.where(workload.price == NONE, rows - 1, workload.price)
     return {
         "tasks": tasks,
         "times": np.empty((4, workload.num_tasks * max_steps), dtype=np.int64),
         "streams": streams,
+        "hosts": _hosts(workload),
         "groups": _groups(workload),
-        "members": _flat(workload.members.values),
+        "members": flat(workload.members.values),
         "todo": np.zeros(workload.num_streams + 1, dtype=np.int64),
-        "device_starts": _flat(workload.device_starts),
-        "wait_starts": _flat(workload.waits.starts),
-        "waits": _flat(workload.waits.values),
-        "previous_starts": _flat(workload.previous_step_waits.starts),
-        "previous_waits": _flat(workload.previous_step_waits.values),
+        "host_starts": flat(workload.host_waits.starts),
+        "host_waits": flat(workload.host_waits.values),
+        "wait_starts": flat(workload.waits.starts),
+        "waits": flat(workload.waits.values),
+        "previous_starts": flat(workload.previous_step_waits.starts),
+        "previous_waits": flat(workload.previous_step_waits.values),
     }
 
 
-def _flat(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a column in the one layout that the kernel is compiled for."""
-    return np.require(column, requirements=["C", "W"])
+def _hosts(workload: Workload) -> npt.NDArray[Any]:
+    hosts = np.zeros(workload.num_devices, dtype=HOST)
+    hosts["first"] = hosts["task"] = workload.device_starts[:-1]
+    hosts["last"] = workload.device_starts[1:]
+    hosts["first_stream"], hosts["last_stream"] = workload.stream_starts[:-1], workload.stream_starts[1:]
+    return hosts
 
 
 def _groups(workload: Workload) -> npt.NDArray[Any]:
@@ -86,16 +128,15 @@ def _groups(workload: Workload) -> npt.NDArray[Any]:
     return groups
 
 
-def _hang(
-    workload: Workload, arrays: dict[str, npt.NDArray[Any]], *, reached: int, max_steps: int
-) -> IllegalPlanError:
+def _hang(workload: Workload, arrays: Arrays, *, reached: int, max_steps: int) -> IllegalPlanError:
     """Say who waits for whom, once every stream has gone as far into the later steps as it can."""
-    if reached < max_steps:
-        run_steps(reached, max_steps - 1, *arrays.values())
+    if reached < max_steps and workload.sharing is None:
+        run_steps(reached, max_steps - 1, flat(workload.duration_ns), *arrays.values())
     limit = max_steps * workload.num_tasks
     streams = arrays["streams"]
     heads = np.where(streams["task"] == PENDING, NONE, streams["offset"] + streams["task"])
     heads[heads >= limit] = NONE
     end, joined = arrays["times"][END], arrays["times"][READY]
-    hang = Hang(workload=workload, heads=heads.tolist(), end=end, joined=joined)
+    dispatch = arrays["times"][DISPATCH]
+    hang = Hang(workload=workload, heads=heads.tolist(), end=end, joined=joined, dispatch=dispatch)
     return IllegalPlanError(where="simulate: the plan hangs", violations=hang.sentences())

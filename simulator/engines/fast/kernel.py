@@ -1,8 +1,9 @@
 """The compiled part of the fast engine: flat arrays in, times of all tasks out.
 
 The scalar functions of `simulator.rules` are compiled unchanged, so that both engines implement the same
-notes: [Note: host dispatch], [Note: host-bound tasks], [Note: stream start], [Note: eager send],
-[Note: rendezvous send], [Note: additive skew] and [Note: host copy].
+notes: [Note: host dispatch], [Note: run-ahead limit], [Note: blocking calls], [Note: host-bound tasks],
+[Note: stream start], [Note: eager send], [Note: rendezvous send], [Note: additive skew], [Note: host copy].
+Where links and devices are shared, `shared_kernel` runs instead.
 
 [Note: streams as a worklist]  Nothing contends, so every time is a sum or a maximum of other times, and the
     order in which they are computed does not matter. A stream advances while all that its head needs is
@@ -46,6 +47,8 @@ TASK = np.dtype(
         ("other", np.int32),  # the other end of a transfer, or the number of a collective
         ("following", np.int32),  # the next task on the same stream, or PENDING
         ("kept", np.int32),  # the first of the streams that wait for this task, or PENDING
+        ("row", np.int32),  # of the price table; the last row: nothing to do
+        ("processors", np.int32),  # that it holds as a communication, where devices are shared
         ("kind", np.int8),
     ],
     align=True,
@@ -60,6 +63,20 @@ STREAM = np.dtype(
         ("waited", np.int64),  # how many waits of its head are done,
         ("waits_done", np.int64),  # and when the last of these was
         ("next_kept", np.int64),  # the next stream that waits for the same task, or PENDING
+        ("device", np.int32),
+        ("unlaunched", np.int32),  # whether it waits for the host to launch its head
+    ]
+)
+HOST = np.dtype(
+    [
+        ("first", np.int64),  # its tasks
+        ("last", np.int64),
+        ("first_stream", np.int64),  # the streams of its device
+        ("last_stream", np.int64),
+        ("task", np.int64),  # the task that it launches next,
+        ("offset", np.int64),  # and the instance of task 0 in its step
+        ("free", np.int64),  # when it has launched the one before
+        ("awaited", np.int64),  # the instance whose end it awaits, or PENDING
     ]
 )
 GROUP = np.dtype([("first", np.int64), ("last", np.int64), ("arrivals", np.int64), ("latest", np.int64)])
@@ -67,6 +84,7 @@ GROUP = np.dtype([("first", np.int64), ("last", np.int64), ("arrivals", np.int64
 
 _first_launch_ns = njit(rules.first_launch_ns)
 _dispatch_ns = njit(rules.dispatch_ns)
+_host_goes_on_ns = njit(rules.host_goes_on_ns)
 _ready_ns = njit(rules.ready_ns)
 _compute_start_ns = njit(rules.compute_start_ns)
 _compute_end_ns = njit(rules.compute_end_ns)
@@ -131,18 +149,50 @@ def _lay_out(
 
 
 @njit
-def _launch(tasks: Records, times: Ints, device_starts: Ints, step: int) -> None:
-    """Launch the tasks of one step on every host, of which nothing else has happened yet."""
+def forget_step(tasks: Records, times: Ints, durations: Ints, step: int) -> None:
+    """Let nothing have happened yet in a step, whose tasks take `durations`."""
     offset = step * len(tasks)
-    for device in range(len(device_starts) - 1):
-        first, last = device_starts[device], device_starts[device + 1]
-        now = times[DISPATCH, offset - len(tasks) + last - 1] if step and last > first else 0
-        for task in range(first, last):
+    for task in range(len(tasks)):
+        tasks[task].duration = durations[task]
+        tasks[task].kept = PENDING
+        times[DISPATCH, offset + task] = PENDING
+        times[READY, offset + task] = PENDING
+        times[END, offset + task] = PENDING
+
+
+@njit
+def launch(
+    tasks: Records,
+    times: Ints,
+    hosts: Records,
+    device: int,
+    last_offset: int,
+    host_starts: Ints,
+    host_waits: Ints,
+) -> None:
+    """Let the host of a device launch its tasks until it has to await the end of one that is not known."""
+    task, offset, now = hosts[device].task, hosts[device].offset, hosts[device].free
+    first, last = hosts[device].first, hosts[device].last
+    hosts[device].awaited = PENDING
+    while offset <= last_offset:
+        while task < last:
+            for entry in range(host_starts[task], host_starts[task + 1]):
+                wait = offset + host_waits[entry]
+                if wait < 0:
+                    continue
+                if times[END, wait] == PENDING:
+                    hosts[device].awaited = wait
+                    hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
+                    return
+                now = _host_goes_on_ns(now, times[END, wait])
             now = _dispatch_ns(now, tasks[task].host)
-            tasks[task].kept = PENDING
             times[DISPATCH, offset + task] = now
-            times[READY, offset + task] = PENDING
-            times[END, offset + task] = PENDING
+            task += 1
+        task = first
+        offset += len(tasks)
+        if first == last:
+            break
+    hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
 
 
 @njit
@@ -232,12 +282,12 @@ def _join_transfer(tasks: Records, times: Ints, todo: Ints, task: int, offset: i
     sent, posted = times[READY, offset + send], times[READY, offset + recv]
     if kind in (EAGER_SEND, EAGER_RECV):
         times[START, offset + recv] = _eager_recv_start_ns(sent, posted)
-        times[END, offset + recv] = _eager_recv_end_ns(sent, posted, tasks[recv].duration)
+        times[END, offset + recv] = _eager_recv_end_ns(sent, posted, tasks[send].duration)
     else:
         start = _rendezvous_start_ns(sent, posted)
         for end in (send, recv):
             times[START, offset + end] = start
-            times[END, offset + end] = _wire_end_ns(start, tasks[end].duration)
+            times[END, offset + end] = _wire_end_ns(start, tasks[send].duration)
     if kind != EAGER_RECV:
         _take_up(todo, tasks[peer].stream)
 
@@ -256,10 +306,11 @@ def _join_collective(
         return
     groups[number].arrivals = 0
     groups[number].latest = 0
+    end = _wire_end_ns(latest, tasks[members[first]].duration)
     for index in range(first, last):
         member = members[index]
         times[START, offset + member] = latest
-        times[END, offset + member] = _wire_end_ns(latest, tasks[member].duration)
+        times[END, offset + member] = end
         if member != task:
             _take_up(todo, tasks[member].stream)
 
@@ -283,16 +334,28 @@ def _go_on(tasks: Records, times: Ints, streams: Records, todo: Ints, stream: in
 
 
 @njit
+def _take_up_launched(streams: Records, hosts: Records, device: int, todo: Ints) -> None:
+    """Take up the streams of a device that waited for its host."""
+    for stream in range(hosts[device].first_stream, hosts[device].last_stream):
+        if streams[stream].unlaunched:
+            streams[stream].unlaunched = 0
+            _take_up(todo, stream)
+
+
+@njit
 def _run_steps(
     first_step: int,
     last_step: int,
+    durations: Ints,
     tasks: Records,
     times: Ints,
     streams: Records,
+    hosts: Records,
     groups: Records,
     members: Ints,
     todo: Ints,
-    device_starts: Ints,
+    host_starts: Ints,
+    host_waits: Ints,
     wait_starts: Ints,
     waits: Ints,
     previous_starts: Ints,
@@ -300,18 +363,25 @@ def _run_steps(
 ) -> int:
     """Run `first_step` to `last_step` as far as possible; see [Note: streams as a worklist]."""
     for step in range(first_step, last_step + 1):
-        _launch(tasks, times, device_starts, step)
+        forget_step(tasks, times, durations, step)
+    last_offset = last_step * len(tasks)
+    for device in range(len(hosts)):
+        launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
     todo[-1] = 0
     for stream in range(len(streams)):
+        streams[stream].unlaunched = 0
         if streams[stream].task != PENDING:
             _take_up(todo, stream)
     finished = 0
     while todo[-1] > 0:
         todo[-1] -= 1
         stream = todo[todo[-1]]
-        while streams[stream].offset <= last_step * len(tasks):
+        while streams[stream].offset <= last_offset:
             task, offset = streams[stream].task, streams[stream].offset
             if times[READY, offset + task] == PENDING:
+                if times[DISPATCH, offset + task] == PENDING:
+                    streams[stream].unlaunched = 1
+                    break
                 if not _has_waited(
                     tasks, times, streams, stream, wait_starts, waits, previous_starts, previous_waits
                 ):
@@ -322,6 +392,10 @@ def _run_steps(
                 break
             _go_on(tasks, times, streams, todo, stream)
             finished += 1
+            device = streams[stream].device
+            if hosts[device].awaited == offset + task:
+                launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
+                _take_up_launched(streams, hosts, device, todo)
     return finished
 
 
@@ -337,10 +411,11 @@ def _compiled(rules_text: str) -> tuple[Any, Any]:
         ended: int = _run_steps(first_step, last_step, *arrays)
         return ended
 
-    return _kept(lay_out), _kept(run_steps)
+    return kept_compiled(lay_out), kept_compiled(run_steps)
 
 
-def _kept(function: Callable[..., int | None]) -> Any:
+def kept_compiled(function: Callable[..., int | None]) -> Any:
+    """Compile a function, and keep what is compiled; see [Note: compiled once per machine]."""
     kernel: Any = njit(function)
     with suppress(RuntimeError):  # no folder can be written: compiled for this process alone
         kernel.enable_caching()

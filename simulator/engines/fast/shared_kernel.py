@@ -1,0 +1,783 @@
+"""The compiled part of the fast engine where links, processors and memory bandwidth are shared.
+
+It implements every note of `simulator.rules`; by [Note: flows] it goes from ns to ns, in order of time.
+
+[Note: slots]  A flow lives in the slot of the stream of the task that drives it: the sender, the first
+    member of a collective, a computation itself. A stream runs one task at a time, so that a slot holds one
+    flow, and a heap of slots by the time that each is due next is all the time that there is.
+[Note: what has to settle]  At the end of a ns, links whose flows have changed are looked at, and through
+    links that are wanted by more than they have (only these slow anyone), their neighbours. The reference
+    engine looks at all flows; [Note: sums from scratch] makes both the same to the last bit.
+[Note: arrays as arguments] and [Note: compiled once per machine] are as in `kernel`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from simulator import rules
+from simulator.engines.fast import kernel
+from simulator.engines.fast.kernel import (
+    COLLECTIVE,
+    COMPUTE,
+    DISPATCH,
+    EAGER_RECV,
+    EAGER_SEND,
+    END,
+    HOST_COPY,
+    PENDING,
+    READY,
+    SEND,
+    START,
+    Ints,
+    Records,
+    forget_step,
+    kept_compiled,
+    launch,
+)
+from simulator.engines.fast.shared_layout import (
+    COMPUTING,
+    IDLE,
+    JOINING,
+    LATENCY,
+    LAUNCHING,
+    MOVING,
+    STARTING,
+)
+from simulator.sharing import fair
+
+Floats = npt.NDArray[np.float64]
+
+_fair_speeds = njit(fair.fair_speeds)
+_first_launch_ns = njit(rules.first_launch_ns)
+_ready_ns = njit(rules.ready_ns)
+_compute_start_ns = njit(rules.compute_start_ns)
+_joined_ns = njit(rules.joined_ns)
+_host_copy_start_ns = njit(rules.host_copy_start_ns)
+_latency_ns = njit(rules.latency_ns)
+_flow_left = njit(rules.flow_left)
+_flow_ns = njit(rules.flow_ns)
+_processor_share = njit(rules.processor_share)
+_memory_share = njit(rules.memory_share)
+_compute_speed = njit(rules.compute_speed)
+
+
+# --- the heap of slots -------------------------------------------------------------------------------------
+
+
+@njit
+def _rise(heap: Ints, slots: Records, place: int) -> None:
+    slot = heap[place]
+    due = slots[slot].due
+    while place > 0:
+        above = (place - 1) // 2
+        other = heap[above]
+        if slots[other].due <= due:
+            break
+        heap[place] = other
+        slots[other].place = place
+        place = above
+    heap[place] = slot
+    slots[slot].place = place
+
+
+@njit
+def _sink(heap: Ints, slots: Records, place: int) -> None:
+    count = heap[-1]
+    slot = heap[place]
+    due = slots[slot].due
+    while True:
+        below = 2 * place + 1
+        if below >= count:
+            break
+        if below + 1 < count and slots[heap[below + 1]].due < slots[heap[below]].due:
+            below += 1
+        other = heap[below]
+        if slots[other].due >= due:
+            break
+        heap[place] = other
+        slots[other].place = place
+        place = below
+    heap[place] = slot
+    slots[slot].place = place
+
+
+@njit
+def _time(heap: Ints, slots: Records, slot: int, due: int) -> None:
+    """Let a slot be due at a time, whether or not it was due before."""
+    slots[slot].due = due
+    if slots[slot].place == PENDING:
+        heap[heap[-1]] = slot
+        slots[slot].place = heap[-1]
+        heap[-1] += 1
+    _rise(heap, slots, slots[slot].place)
+    _sink(heap, slots, slots[slot].place)
+
+
+@njit
+def _take_first(heap: Ints, slots: Records) -> int:
+    """Remove the slot that is due first."""
+    slot = heap[0]
+    slots[slot].place = PENDING
+    heap[-1] -= 1
+    if heap[-1] > 0:
+        heap[0] = heap[heap[-1]]
+        slots[heap[0]].place = 0
+        _sink(heap, slots, 0)
+    return slot
+
+
+# --- lists whose length is their last entry ----------------------------------------------------------------
+
+
+@njit
+def _push(found: Ints, value: int) -> None:
+    found[found[-1]] = value
+    found[-1] += 1
+
+
+@njit
+def _unsettle_link(links: Records, unsettled_links: Ints, link: int) -> None:
+    if not links[link].unsettled:
+        links[link].unsettled = 1
+        _push(unsettled_links, link)
+
+
+@njit
+def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> None:
+    if not devices[device].unsettled:
+        devices[device].unsettled = 1
+        _push(unsettled_devices, device)
+
+
+# --- tasks -------------------------------------------------------------------------------------------------
+
+
+@njit
+def _finish(
+    tasks: Records, times: Ints, streams: Records, devices: Records, todo: Ints, unsettled_devices: Ints,
+    ended: Ints, remaining: Ints, instance: int, now: int,
+) -> None:  # fmt: skip
+    """Let a task end now: its stream, and those that waited for it, go on."""
+    task = instance % len(tasks)
+    stream = np.int64(tasks[task].stream)
+    times[END, instance] = now
+    remaining[instance // len(tasks)] -= 1
+    if tasks[task].processors:
+        devices[streams[stream].device].held -= tasks[task].processors
+        _unsettle_device(devices, unsettled_devices, streams[stream].device)
+    streams[stream].free = now
+    streams[stream].waited = 0
+    streams[stream].waits_done = 0
+    streams[stream].task = tasks[task].following
+    if tasks[task].following == PENDING:
+        streams[stream].task = streams[stream].first
+        streams[stream].offset += len(tasks)
+    _push(todo, stream)
+    _push(ended, instance)
+
+
+@njit
+def _after_ends(
+    tasks: Records, times: Ints, streams: Records, hosts: Records, kept: Ints, todo: Ints, ended: Ints,
+    last_offset: int, host_starts: Ints, host_waits: Ints,
+) -> None:  # fmt: skip
+    """Take up the streams that waited for tasks that have just ended, or for a host that did."""
+    while ended[-1] > 0:
+        ended[-1] -= 1
+        instance = ended[ended[-1]]
+        device = streams[tasks[instance % len(tasks)].stream].device
+        waiting = kept[instance]
+        kept[instance] = PENDING
+        while waiting != PENDING:
+            _push(todo, waiting)
+            waiting = streams[waiting].next_kept
+        if hosts[device].awaited == instance:
+            launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
+            for stream in range(hosts[device].first_stream, hosts[device].last_stream):
+                if streams[stream].unlaunched:
+                    streams[stream].unlaunched = 0
+                    _push(todo, stream)
+
+
+@njit
+def _has_waited(
+    times: Ints, streams: Records, kept: Ints, stream: int, num_tasks: int, wait_starts: Ints, waits: Ints,
+    previous_starts: Ints, previous_waits: Ints,
+) -> bool:  # fmt: skip
+    """Go on with the waits of the head of a stream; at one that is not done, leave the stream with it."""
+    task, offset = streams[stream].task, streams[stream].offset
+    here = wait_starts[task + 1] - wait_starts[task]
+    count = here
+    if offset > 0:
+        count += previous_starts[task + 1] - previous_starts[task]
+    latest = streams[stream].waits_done
+    for number in range(streams[stream].waited, count):
+        if number < here:
+            wait = offset + waits[wait_starts[task] + number]
+        else:
+            wait = offset - num_tasks + previous_waits[previous_starts[task] + number - here]
+        if times[END, wait] == PENDING:
+            streams[stream].waited = number
+            streams[stream].waits_done = latest
+            streams[stream].next_kept = kept[wait]
+            kept[wait] = stream
+            return False
+        latest = max(latest, times[END, wait])
+    streams[stream].waits_done = latest
+    return True
+
+
+@njit
+def _end_communication(
+    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, demands: Records,
+    links: Records, link_numbers: Ints, groups: Records, members: Ints, todo: Ints, ended: Ints,
+    remaining: Ints, unsettled_links: Ints, unsettled_devices: Ints, slot: int, now: int,
+) -> None:  # fmt: skip
+    """Let the flow of a slot end now, on all its members."""
+    instance = slots[slot].task
+    task = instance % len(tasks)
+    offset = instance - task
+    kind = tasks[task].kind
+    if slots[slot].state == MOVING:
+        row = slots[slot].row
+        for entry in range(demands[row].first, demands[row].last):
+            _unsettle_link(links, unsettled_links, link_numbers[entry])
+    memory = slots[slot].state == MOVING and demands[slots[slot].row].memory > 0.0
+    slots[slot].state = IDLE
+    if kind == COLLECTIVE:
+        group = tasks[task].other
+        for index in range(groups[group].first, groups[group].last):
+            member = members[index]
+            if memory:
+                _unsettle_device(devices, unsettled_devices, streams[tasks[member].stream].device)
+            _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining,
+                    offset + member, now)  # fmt: skip
+        return
+    if memory:
+        _unsettle_device(devices, unsettled_devices, streams[tasks[task].stream].device)
+    _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
+    if kind == HOST_COPY:
+        return
+    peer = np.int64(tasks[task].other)
+    if memory:
+        _unsettle_device(devices, unsettled_devices, streams[tasks[peer].stream].device)
+    if kind == SEND or times[READY, offset + peer] != PENDING:
+        times[START, offset + peer] = max(times[READY, offset + peer], times[READY, instance])
+        _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, offset + peer, now)
+
+
+@njit
+def _enter_links(
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, unsettled_links: Ints,
+    fresh: Ints, slot: int, now: int,
+) -> None:  # fmt: skip
+    """Let bytes flow; the speed is known when this ns settles."""
+    slots[slot].state = MOVING
+    slots[slot].since = now
+    slots[slot].speed = 0.0
+    _push(fresh, slot)
+    row = slots[slot].row
+    for entry in range(demands[row].first, demands[row].last):
+        _unsettle_link(links, unsettled_links, link_numbers[entry])
+
+
+@njit
+def _begin_communication(
+    tasks: Records, slots: Records, demands: Records, links: Records, link_numbers: Ints, durations: Ints,
+    heap: Ints, fresh: Ints, unsettled_links: Ints, instance: int, now: int,
+) -> int:  # fmt: skip
+    """Put a flow in the slot of who drives it; return the slot if it takes no time at all, or PENDING."""
+    task, step = instance % len(tasks), instance // len(tasks)
+    slot: int = tasks[task].stream
+    duration = durations[min(step, len(durations) - 1), task]
+    slots[slot].task = instance
+    slots[slot].row = tasks[task].row
+    latency = _latency_ns(demands[tasks[task].row].latency, duration)
+    slots[slot].left = float(duration - latency)
+    slots[slot].state = LATENCY
+    if latency > 0:
+        _time(heap, slots, slot, now + latency)
+    elif duration > 0:
+        _enter_links(slots, demands, links, link_numbers, unsettled_links, fresh, slot, now)
+    else:
+        return slot
+    return PENDING
+
+
+# --- settling ----------------------------------------------------------------------------------------------
+
+
+@njit
+def _set_speed(heap: Ints, slots: Records, slot: int, speed: float, now: int) -> bool:
+    """Time a flow anew if its speed has changed, and tell whether it has."""
+    if speed == slots[slot].speed:
+        return False
+    slots[slot].left = _flow_left(slots[slot].left, now - slots[slot].since, slots[slot].speed)
+    slots[slot].since = now
+    slots[slot].speed = speed
+    _time(heap, slots, slot, now + _flow_ns(slots[slot].left, speed))
+    return True
+
+
+@njit
+def _loads(slots: Records, demands: Records, link_numbers: Ints, slot: int, link: int) -> int:
+    """Return the entry with which the flow of a slot loads a link, or PENDING."""
+    if slots[slot].state != MOVING:
+        return PENDING
+    row = slots[slot].row
+    for entry in range(demands[row].first, demands[row].last):
+        if link_numbers[entry] == link:
+            return entry
+    return PENDING
+
+
+@njit
+def _look_at(
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_slots: Ints,
+    looked_at: Ints, flows: Ints, link: int, follow: bool,
+) -> None:  # fmt: skip
+    """Add up what a link is wanted for; put its flows among those that settle, if it concerns them."""
+    if links[link].number != PENDING:
+        return
+    links[link].number = looked_at[-1]
+    _push(looked_at, link)
+    wanted = 0.0
+    for index in range(links[link].first_slot, links[link].last_slot):
+        entry = _loads(slots, demands, link_numbers, link_slots[index], link)
+        if entry != PENDING:
+            wanted += uses[entry]
+    links[link].tight = wanted > 1.0
+    if not links[link].tight and not follow:
+        return
+    for index in range(links[link].first_slot, links[link].last_slot):
+        slot = link_slots[index]
+        if slots[slot].number == PENDING and _loads(slots, demands, link_numbers, slot, link) != PENDING:
+            slots[slot].number = flows[-1]
+            _push(flows, slot)
+
+
+@njit
+def _settle_links(
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats,
+    link_slots: Ints, heap: Ints, fresh: Ints, flows: Ints, looked_at: Ints, unsettled_links: Ints,
+    changed: Ints, now: int,
+) -> None:  # fmt: skip
+    """Give every flow that may be concerned its speed; see [Note: what has to settle]."""
+    for index in range(unsettled_links[-1]):
+        link = unsettled_links[index]
+        links[link].unsettled = 0
+        _look_at(slots, demands, links, link_numbers, uses, link_slots, looked_at, flows, link, True)
+    unsettled_links[-1] = 0
+    for index in range(fresh[-1]):
+        slot = fresh[index]
+        if slots[slot].state == MOVING and slots[slot].number == PENDING:
+            slots[slot].number = flows[-1]
+            _push(flows, slot)
+    fresh[-1] = 0
+    at, entries = 0, 0
+    while at < flows[-1]:
+        row = slots[flows[at]].row
+        for entry in range(demands[row].first, demands[row].last):
+            link = link_numbers[entry]
+            _look_at(slots, demands, links, link_numbers, uses, link_slots, looked_at, flows, link, False)
+            entries += links[link].tight
+        at += 1
+    if entries > 0:
+        _share_links(
+            slots, demands, links, link_numbers, uses, heap, flows, entries, looked_at[-1], changed, now
+        )
+    for index in range(flows[-1]):
+        slot = flows[index]
+        if slots[slot].number != PENDING:
+            slots[slot].number = PENDING
+            if _set_speed(heap, slots, slot, 1.0, now):
+                _push(changed, slot)
+    flows[-1] = 0
+    for index in range(looked_at[-1]):
+        links[looked_at[index]].number = PENDING
+    looked_at[-1] = 0
+
+
+@njit
+def _share_links(
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, heap: Ints,
+    flows: Ints,
+    entries: int, num_links: int, changed: Ints, now: int,
+) -> None:  # fmt: skip
+    """Give their speeds to those flows that a tight link slows, from the first slot to the last."""
+    flows[: flows[-1]].sort()
+    found, starts = np.empty(flows[-1], np.int64), np.empty(flows[-1] + 1, np.int64)
+    numbers, amounts = np.empty(entries, np.int64), np.empty(entries, np.float64)
+    growth = np.empty(flows[-1], np.float64)
+    count, at = 0, 0
+    starts[0] = 0
+    for index in range(flows[-1]):
+        row = slots[flows[index]].row
+        before = at
+        for entry in range(demands[row].first, demands[row].last):
+            if links[link_numbers[entry]].tight:
+                numbers[at] = links[link_numbers[entry]].number
+                amounts[at] = uses[entry]
+                at += 1
+        if at > before:
+            found[count] = flows[index]
+            growth[count] = demands[row].growth
+            count += 1
+            starts[count] = at
+    speeds = np.empty(count, np.float64)
+    used, grown = np.empty(num_links, np.float64), np.empty(num_links, np.float64)
+    _fair_speeds(starts[: count + 1], numbers, amounts, growth[:count], used, grown, speeds)
+    for index in range(count):
+        slots[found[index]].number = PENDING
+        if _set_speed(heap, slots, found[index], speeds[index], now):
+            _push(changed, found[index])
+
+
+@njit
+def _has_member_on(
+    tasks: Records, streams: Records, groups: Records, members: Ints, task: int, device: int
+) -> bool:
+    if streams[tasks[task].stream].device == device:
+        return True
+    if tasks[task].kind == HOST_COPY:
+        return False
+    if tasks[task].kind != COLLECTIVE:
+        return streams[tasks[tasks[task].other].stream].device == device
+    group = tasks[task].other
+    for index in range(groups[group].first, groups[group].last):
+        if streams[tasks[members[index]].stream].device == device:
+            return True
+    return False
+
+
+@njit
+def _unsettle_members(
+    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, groups: Records,
+    members: Ints, changed: Ints, unsettled_devices: Ints,
+) -> None:  # fmt: skip
+    """Let devices settle whose memory a communication takes at a new speed."""
+    for index in range(changed[-1]):
+        slot = changed[index]
+        if demands[slots[slot].row].memory == 0.0:
+            continue
+        task = slots[slot].task % len(tasks)
+        _unsettle_device(devices, unsettled_devices, np.int64(streams[slot].device))
+        if tasks[task].kind == COLLECTIVE:
+            group = tasks[task].other
+            for number in range(groups[group].first, groups[group].last):
+                device = np.int64(streams[tasks[members[number]].stream].device)
+                _unsettle_device(devices, unsettled_devices, device)
+        elif tasks[task].kind != HOST_COPY:
+            device = np.int64(streams[tasks[tasks[task].other].stream].device)
+            _unsettle_device(devices, unsettled_devices, device)
+    changed[-1] = 0
+
+
+@njit
+def _memory_taken(
+    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, drivers: Ints,
+    groups: Records, members: Ints, device: int,
+) -> float:  # fmt: skip
+    """Return the fraction of the memory bandwidth of a device that communication takes."""
+    taken = 0.0
+    for index in range(devices[device].first_driver, devices[device].last_driver):
+        slot = drivers[index]
+        if slots[slot].state != MOVING or demands[slots[slot].row].memory == 0.0:
+            continue
+        if _has_member_on(tasks, streams, groups, members, slots[slot].task % len(tasks), device):
+            taken += demands[slots[slot].row].memory * slots[slot].speed
+    return taken
+
+
+@njit
+def _settle_device(
+    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, drivers: Ints,
+    groups: Records, members: Ints, priority: Ints, num_processors: int, heap: Ints, device: int, now: int,
+) -> None:  # fmt: skip
+    """Give what computes on a device its speed; see [Note: computation under sharing]."""
+    devices[device].unsettled = 0
+    computing = devices[device].computing
+    if computing == 0:
+        return
+    taken = _memory_taken(tasks, streams, slots, demands, devices, drivers, groups, members, device)
+    first, last = devices[device].first_stream, devices[device].last_stream
+    highest, equal = np.int64(0), 0
+    for stream in range(first, last):
+        if slots[stream].state == COMPUTING:
+            if equal == 0 or priority[stream] > highest:
+                highest, equal = priority[stream], 0
+            equal += priority[stream] == highest
+    for stream in range(first, last):
+        if slots[stream].state == COMPUTING:
+            processors = _processor_share(devices[device].held, num_processors, equal)
+            if priority[stream] < highest:
+                processors = _processor_share(num_processors, num_processors, 1)
+            row = slots[stream].row
+            memory = _memory_share(taken, demands[row].memory, computing)
+            parts = demands[row].processor_part, demands[row].memory_part
+            speed = _compute_speed(parts[0], parts[1], processors, memory)
+            _set_speed(heap, slots, stream, speed, now)
+
+
+# --- the whole ---------------------------------------------------------------------------------------------
+
+
+@njit
+def _head_is_due(
+    tasks: Records, times: Ints, streams: Records, slots: Records, kept: Ints, heap: Ints, stream: int,
+    now: int,
+    last_offset: int, wait_starts: Ints, waits: Ints, previous_starts: Ints, previous_waits: Ints,
+) -> bool:  # fmt: skip
+    """Tell whether the head of a stream starts or joins now; if it is known when, time it."""
+    task, offset = streams[stream].task, streams[stream].offset
+    instance = offset + task
+    if offset > last_offset:
+        return False
+    dispatch = times[DISPATCH, instance]
+    if dispatch == PENDING:
+        streams[stream].unlaunched = 1
+        return False
+    if not _has_waited(
+        times, streams, kept, stream, len(tasks), wait_starts, waits, previous_starts, previous_waits
+    ):
+        return False
+    ready = _ready_ns(streams[stream].free, streams[stream].waits_done)
+    times[READY, instance] = ready
+    slots[stream].state = STARTING
+    slots[stream].task = instance
+    if tasks[task].kind == COMPUTE:
+        first = _first_launch_ns(dispatch - tasks[task].host, tasks[task].launch)
+        due = _compute_start_ns(ready, first)
+    elif tasks[task].kind == HOST_COPY:
+        due = _host_copy_start_ns(ready, dispatch)
+    else:
+        due = _joined_ns(ready, dispatch)
+        slots[stream].state = JOINING
+        times[READY, instance] = PENDING
+    if due > now:
+        _time(heap, slots, stream, due)
+    return due <= now
+
+
+@njit
+def _start_computing(
+    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, unsettled_devices: Ints,
+    durations: Ints, stream: int, now: int,
+) -> None:  # fmt: skip
+    """Let a computation run; the speed is known when this ns settles."""
+    instance = slots[stream].task
+    task, step = instance % len(tasks), instance // len(tasks)
+    times[START, instance] = now
+    slots[stream].row = tasks[task].row
+    slots[stream].left = float(durations[min(step, len(durations) - 1), task])
+    slots[stream].since = now
+    slots[stream].speed = 0.0
+    slots[stream].state = COMPUTING
+    devices[streams[stream].device].computing += 1
+    _unsettle_device(devices, unsettled_devices, streams[stream].device)
+
+
+@njit
+def _join(
+    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, groups: Records,
+    members: Ints, unsettled_devices: Ints, stream: int, now: int,
+) -> int:  # fmt: skip
+    """Take part in a communication; return the instance that drives it, if it begins now, or PENDING."""
+    instance = slots[stream].task
+    task = instance % len(tasks)
+    offset, kind = instance - task, tasks[task].kind
+    times[READY, instance] = now
+    slots[stream].state = IDLE
+    if tasks[task].processors:
+        devices[streams[stream].device].held += tasks[task].processors
+        _unsettle_device(devices, unsettled_devices, streams[stream].device)
+    if kind == COLLECTIVE:
+        group = tasks[task].other
+        groups[group].arrivals += 1
+        if groups[group].arrivals < groups[group].last - groups[group].first:
+            return PENDING
+        groups[group].arrivals = 0
+        for index in range(groups[group].first, groups[group].last):
+            times[START, offset + members[index]] = now
+        return offset + members[groups[group].first]
+    if kind == EAGER_SEND:
+        times[START, instance] = now
+        return instance
+    peer = offset + tasks[task].other
+    if kind == EAGER_RECV or times[READY, peer] == PENDING:
+        return PENDING
+    times[START, instance] = now
+    times[START, peer] = now
+    return instance if kind == SEND else peer
+
+
+@njit
+def _run_until(
+    until_step: int,
+    last_step: int,
+    num_processors: int,
+    durations: Ints,
+    tasks: Records,
+    times: Ints,
+    streams: Records,
+    hosts: Records,
+    groups: Records,
+    members: Ints,
+    host_starts: Ints,
+    host_waits: Ints,
+    wait_starts: Ints,
+    waits: Ints,
+    previous_starts: Ints,
+    previous_waits: Ints,
+    slots: Records,
+    devices: Records,
+    demands: Records,
+    links: Records,
+    link_numbers: Ints,
+    uses: Floats,
+    link_slots: Ints,
+    drivers: Ints,
+    priority: Ints,
+    kept: Ints,
+    remaining: Ints,
+    heap: Ints,
+    todo: Ints,
+    ended: Ints,
+    fresh: Ints,
+    flows: Ints,
+    looked_at: Ints,
+    changed: Ints,
+    unsettled_links: Ints,
+    unsettled_devices: Ints,
+) -> bool:
+    """Go on until a step has ended; False: nothing can happen any more. The first call begins at 0 ns."""
+    last_offset = last_step * len(tasks)
+    now = np.int64(0)
+    if until_step == 0:
+        _begin(tasks, times, streams, hosts, todo, last_step, durations, host_starts, host_waits)
+    while remaining[until_step] > 0:
+        if todo[-1] == 0:
+            if heap[-1] == 0:
+                return False
+            now = slots[heap[0]].due
+        while todo[-1] > 0 or (heap[-1] > 0 and slots[heap[0]].due == now):
+            if todo[-1] > 0:
+                todo[-1] -= 1
+                stream = todo[todo[-1]]
+                if not _head_is_due(
+                    tasks, times, streams, slots, kept, heap, stream, now, last_offset, wait_starts, waits,
+                    previous_starts, previous_waits,
+                ):  # fmt: skip
+                    continue
+            else:
+                stream = _take_first(heap, slots)
+            _act(
+                tasks, times, streams, groups, members, slots, devices, demands, links, link_numbers,
+                durations,
+                remaining, heap, todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
+            )  # fmt: skip
+            if ended[-1] > 0:
+                _after_ends(
+                    tasks, times, streams, hosts, kept, todo, ended, last_offset, host_starts, host_waits
+                )
+        if unsettled_links[-1] > 0 or fresh[-1] > 0:
+            _settle_links(
+                slots, demands, links, link_numbers, uses, link_slots, heap, fresh, flows, looked_at,
+                unsettled_links, changed, now,
+            )  # fmt: skip
+        _unsettle_members(
+            tasks, streams, slots, demands, devices, groups, members, changed, unsettled_devices
+        )
+        while unsettled_devices[-1] > 0:
+            unsettled_devices[-1] -= 1
+            _settle_device(
+                tasks, streams, slots, demands, devices, drivers, groups, members, priority, num_processors,
+                heap, unsettled_devices[unsettled_devices[-1]], now,
+            )  # fmt: skip
+    return True
+
+
+@njit
+def _begin(
+    tasks: Records, times: Ints, streams: Records, hosts: Records, todo: Ints, last_step: int,
+    durations: Ints,
+    host_starts: Ints, host_waits: Ints,
+) -> None:  # fmt: skip
+    """Launch what can be launched, and take up every stream."""
+    for step in range(last_step + 1):
+        forget_step(tasks, times, durations[0], step)
+    for device in range(len(hosts)):
+        launch(tasks, times, hosts, device, last_step * len(tasks), host_starts, host_waits)
+    for stream in range(len(streams)):
+        if streams[stream].task != PENDING:
+            _push(todo, stream)
+
+
+@njit
+def _act(
+    tasks: Records, times: Ints, streams: Records, groups: Records, members: Ints, slots: Records,
+    devices: Records, demands: Records, links: Records, link_numbers: Ints, durations: Ints, remaining: Ints,
+    heap: Ints, todo: Ints, ended: Ints, fresh: Ints, unsettled_links: Ints, unsettled_devices: Ints,
+    stream: int, now: int,
+) -> None:  # fmt: skip
+    """Let happen now what a slot is due for."""
+    state, instance = slots[stream].state, slots[stream].task
+    task = instance % len(tasks)
+    driver = PENDING  # who drives a communication that begins now
+    moved = PENDING  # the slot of a communication that ends now
+    computed = state == LAUNCHING
+    if state == STARTING and tasks[task].kind == COMPUTE:
+        _start_computing(tasks, times, streams, slots, devices, unsettled_devices, durations, stream, now)
+        state = COMPUTING if slots[stream].left == 0.0 else STARTING
+    elif state == STARTING:
+        times[START, instance] = now
+        driver = instance
+    elif state == JOINING:
+        driver = _join(tasks, times, streams, slots, devices, groups, members, unsettled_devices, stream, now)
+        if tasks[task].kind == EAGER_RECV and times[END, instance - task + tasks[task].other] != PENDING:
+            times[START, instance] = now
+            computed = True
+    elif state == LATENCY and slots[stream].left > 0.0:
+        _enter_links(slots, demands, links, link_numbers, unsettled_links, fresh, stream, now)
+    elif state in (LATENCY, MOVING):
+        moved = stream
+    if state == COMPUTING:
+        devices[streams[stream].device].computing -= 1
+        _unsettle_device(devices, unsettled_devices, streams[stream].device)
+        computed = times[DISPATCH, instance] <= now
+        if not computed:
+            slots[stream].state = LAUNCHING
+            _time(heap, slots, stream, times[DISPATCH, instance])
+    if computed:
+        slots[stream].state = IDLE
+        _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
+    if driver != PENDING:
+        moved = _begin_communication(
+            tasks, slots, demands, links, link_numbers, durations, heap, fresh, unsettled_links, driver, now
+        )
+    if moved != PENDING:
+        _end_communication(
+            tasks, times, streams, slots, devices, demands, links, link_numbers, groups, members, todo, ended,
+            remaining, unsettled_links, unsettled_devices, moved, now,
+        )  # fmt: skip
+
+
+def _compiled(sources: str) -> Any:
+    """Return `_run_until` compiled and kept; see [Note: compiled once per machine]."""
+
+    def run_until(until_step: int, last_step: int, num_processors: int, *arrays: npt.NDArray[Any]) -> bool:
+        len(sources)
+        ended: bool = _run_until(until_step, last_step, num_processors, *arrays)
+        return ended
+
+    return kept_compiled(run_until)
+
+
+_SOURCES = (rules, fair, kernel)
+run_until = _compiled("".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES))

@@ -1,0 +1,5 @@
+"""What tasks share while they run: links, processors, memory bandwidth."""
+
+from simulator.sharing.sharing import Sharing
+
+__all__ = ["Sharing"]
