@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import Any
 
 from piper.compiler import compile_graph
+from piper.directives import Order
 from piper.errors import StrategyError
-from piper.graph import CapturedModel, build_graph, default_cut, units_of
+from piper.graph import CapturedModel, Graph, build_graph, default_cut, units_of
 from piper.schedules import SCHEDULES, Rows, copies_of, find_schedule, schedule_rows
 from piper.strategy import Strategy, complete, resolve
 from piper.strategy.files import parse_directive
@@ -28,6 +29,7 @@ from simulator.plan import Plan
 from tests.facts import with_tied_head
 from tests.graphs import HEADS, transformer
 from tests.models import captured
+from tests.random_parts import with_random_parts
 
 Slot = list[tuple[str, int, int]]
 """Passes that may overlap: (letter, stage, microbatch)."""
@@ -55,6 +57,7 @@ class Draft:
         split_backwards: share of backwards that random rows split into BI and BW.
         in_order: whether random rows use values in the order in which they are sent.
         meshes: by pipeline rank (tp, dp), where they are not those of the job.
+        parts: seed of rows that order parts of stages, or None: rows order whole stages.
         features: names of what was drawn, for messages.
     """
 
@@ -75,6 +78,7 @@ class Draft:
     split_backwards: float = 0.0
     in_order: bool = True
     meshes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    parts: int | None = None
     directives: list[dict[str, Any]] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
@@ -107,9 +111,9 @@ def drawn(seed: int) -> Draft:
     """Return the strategy of a seed, always the same."""
     draft = Draft(choose=random.Random(seed))
     for name, feature in FEATURES.items():
-        before = (len(draft.directives), draft.tied)
+        before = (len(draft.directives), draft.tied, draft.parts)
         feature(draft)
-        if before != (len(draft.directives), draft.tied):
+        if before != (len(draft.directives), draft.tied, draft.parts):
             draft.features.append(name)
     return draft
 
@@ -136,10 +140,27 @@ def compile_drawn(draft: Draft, *, verified: bool = True) -> Plan:
         optimizer=draft.optimizer,
         clip_grad_norm=draft.clip,
     )
+    if draft.parts is not None:
+        others = (one for one in complete_directives if not isinstance(one, Order))
+        complete_directives = (*others, OrderOfParts(seed=draft.parts))
     return compile_graph(
         graph, complete_directives, strategy=str(resolved.shorthand), notices=resolved.notices,
         verified=verified,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOfParts(Order):
+    """Random rows that divide stages and order their parts.
+
+    Args:
+        seed: of the rows.
+    """
+
+    seed: int
+
+    def apply(self, graph: Graph) -> Graph:
+        return with_random_parts(graph, random.Random(self.seed))
 
 
 def _job(draft: Draft) -> None:
@@ -493,6 +514,17 @@ def _shuffle(draft: Draft) -> None:
         draft.choose.shuffle(draft.directives)
 
 
+def _parts(draft: Draft) -> None:
+    """Order parts of stages, where every stage has one home; drawn last, so that nothing else changes."""
+    if draft.choose.random() < 0.2 and not _goes_both_ways(draft):
+        draft.parts = draft.choose.randrange(10**6)
+
+
+def _goes_both_ways(draft: Draft) -> bool:
+    named = [entry["schedule"] for entry in draft.directives if "schedule" in entry]
+    return any(copies_of(find_schedule(name)) > 1 for name in named)
+
+
 FEATURES: dict[str, Callable[[Draft], None]] = {
     "job": _job,
     "tied": _model_shape,
@@ -510,4 +542,5 @@ FEATURES: dict[str, Callable[[Draft], None]] = {
     "split backward": _split_backward,
     "order": _order,
     "shuffled": _shuffle,
+    "parts": _parts,
 }
