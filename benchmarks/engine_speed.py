@@ -3,6 +3,9 @@
 The step is that of Llama-3-70B on 4 pipeline ranks with 64 microbatches, repeated on the same streams until
 it has as many tasks as asked for. Times are those of the core, the shortest of three runs: the first one also
 pays for fresh memory. The pass in plain Python takes tasks in topological order, by hand.
+
+End to end: from the plan to the text of `piper simulate --json`, of that job and of one that is also cut by
+tp=8 with its sequence, whose collectives make it 73 times as many tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ from simulator.plan import NONE, IndexLists
 from simulator.workload import Workload
 
 Ints = npt.NDArray[np.int64]
-JOB = Job(model="llama3-70b", gpus=4, global_batch=64, strategy=Strategy.parse("pp=4", where="engine_speed"))
+
+
+def job(strategy: str, gpus: int) -> Job:
+    """Return Llama-3-70B with 64 microbatches."""
+    parsed = Strategy.parse(strategy, where="engine_speed")
+    return Job(model="llama3-70b", gpus=gpus, global_batch=64, strategy=parsed)
+
+
+JOB, LARGE_JOB = job("pp=4", 4), job("tp=8,pp=4", 32)
 
 
 def main() -> None:
@@ -55,6 +66,7 @@ def main() -> None:
         "growth_per_task": rows[0]["tasks_per_s"] / rows[-1]["tasks_per_s"],
         "bytes_per_task": rows[-1]["bytes_per_task"],
         "after_pricing_s": after_pricing(compiled, work, repeats),
+        "end_to_end": [end_to_end(job, repeats) for job in (JOB, LARGE_JOB)],
     }
     if not options.json:
         for name, value in found.items():
@@ -90,6 +102,25 @@ def after_pricing(compiled: Any, work: Workload, repeats: int) -> float:
         return summarize(plan, timeline, cost_model, workload=work)
 
     return shortest(run, repeats)[0]
+
+
+def end_to_end(job: Job, repeats: int) -> dict[str, Any]:
+    """Return the seconds from a plan to its result as text, and which of them come after pricing."""
+    compiled = compile_job(job)
+    plan, cost_model = compiled.plan, compiled.cost_model
+    work = build_workload(plan, cost_model)
+
+    def run() -> str:
+        priced = build_workload(plan, cost_model)
+        timeline = simulate(plan, cost_model, workload=priced, engine="fast")
+        return json.dumps(summarize(plan, timeline, cost_model, workload=priced))
+
+    return {
+        "strategy": plan.strategy,
+        "tasks": work.num_tasks,
+        "end_to_end_s": shortest(run, repeats)[0],
+        "after_pricing_s": after_pricing(compiled, work, repeats),
+    }
 
 
 def repeated(work: Workload, num_tasks: int) -> Workload:
