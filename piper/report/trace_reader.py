@@ -13,13 +13,13 @@ from piper.errors import JobError
 from simulator.plan.buffers import MemoryClass
 from simulator.plan.task import TaskKind
 from simulator.timeline.check import timeline_fault
+from simulator.timeline.chrome import BY_CLASS
 from simulator.timeline.timeline import RankTrack, Timeline
 
 Event = Mapping[str, Any]
 
 _PROCESS = re.compile(
-    r"rank (?P<rank>\d+)(?: \(x(?P<devices>\d+)\))?: "
-    r"pipeline rank (?P<pipeline_rank>\d+), stages (?P<stages>[\d, ]*)"
+    r"pp rank (?P<pipeline_rank>\d+)(?: \(x(?P<devices>\d+)\))?, stages? (?P<stages>[\d, ]*), rank"
 )
 _NS_PER_US = 1000
 
@@ -63,27 +63,28 @@ def _track(events: Sequence[Event], where: str) -> RankTrack:
     slices = [event for event in events if event["ph"] == "X"]
     if match is None or not slices:
         raise _foreign(where, f"has a process {process!r} that Piper does not write")
-    streams = tuple(str(args["name"]) for (name, _), args in names.items() if name == "thread_name")
+    threads = {tid: str(args["name"]) for (name, tid), args in names.items() if name == "thread_name"}
+    stream_of = {tid: number for number, tid in enumerate(threads)}
     codes = tuple(dict.fromkeys(str(event["name"]) for event in slices))
     position = {code: number for number, code in enumerate(codes)}
     kinds = {position[event["name"]]: TaskKind[event["cat"]] for event in slices}
-    counters = [event for event in events if event["ph"] == "C"]
+    counters = [event for event in events if event["ph"] == "C" and event["name"] == BY_CLASS]
     return RankTrack(
-        rank=int(match["rank"]),
+        rank=int(slices[0]["pid"]),
         n_devices=int(match["devices"] or 1),
         pipeline_rank=int(match["pipeline_rank"]),
         stages=tuple(int(stage) for stage in match["stages"].split(",") if stage.strip()),
-        streams=streams,
+        streams=tuple(threads.values()),
         task=np.array([position[event["name"]] for event in slices], dtype=np.int64),
         step=np.array([event["args"]["step"] for event in slices], dtype=np.int64),
-        stream=np.array([event["tid"] for event in slices], dtype=np.int64),
+        stream=np.array([stream_of[event["tid"]] for event in slices], dtype=np.int64),
         dispatch_ns=_nanoseconds([event["args"]["dispatched_us"] for event in slices]),
         ready_ns=_nanoseconds([event["args"]["ready_us"] for event in slices]),
         start_ns=_nanoseconds([event["ts"] for event in slices]),
         end_ns=_nanoseconds([event["ts"] + event["dur"] for event in slices]),
         memory_ns=_nanoseconds([event["ts"] for event in counters]),
         memory_bytes=np.array(
-            [[event["args"][entry.name.lower()] for entry in MemoryClass] for event in counters],
+            [[event["args"].get(entry.name.lower(), 0) for entry in MemoryClass] for event in counters],
             dtype=np.int64,
         ).reshape(-1, len(MemoryClass)),
         codes=codes,

@@ -21,10 +21,11 @@ KEYS = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur"},
     "M": {"name", "pid", "args"},
     "C": {"name", "pid", "ts", "args"},
+    "i": {"name", "cat", "pid", "tid", "ts", "s"},
     "s": {"name", "cat", "pid", "tid", "ts", "id"},
     "f": {"name", "cat", "pid", "tid", "ts", "id"},
 }
-"""What an event of each phase must have: complete, metadata, counter, start and end of a flow."""
+"""What an event of each phase must have: complete, metadata, counter, instant, start and end of a flow."""
 METADATA = {
     "process_name": "name",
     "process_sort_index": "sort_index",
@@ -68,12 +69,29 @@ def test_every_event_has_the_keys_of_its_phase_with_values_of_their_types(events
 
 def test_metadata_names_every_process_and_thread_that_has_slices(events):
     named = {(event["name"], event["pid"], event["tid"]) for event in of(events, "M")}
+    processes = {pid for name, pid, _ in named if name == "process_name"}
     assert {name for name, _, _ in named} == set(METADATA)
     for event in of(events, "M"):
         assert list(event["args"]) == [METADATA[event["name"]]]
     for event in of(events, "X"):
         assert ("thread_name", event["pid"], event["tid"]) in named
-        assert ("process_name", event["pid"], 0) in named
+        assert event["pid"] in processes
+
+
+def test_a_thread_that_a_viewer_would_take_for_the_main_one_is_the_compute_stream(events):
+    pids = {event["pid"] for event in of(events, "X")}
+    for event in of(events, "M"):
+        if event["name"] == "thread_name" and event["tid"] in {0, *pids}:
+            assert (event["tid"], event["args"]["name"]) == (event["pid"], "compute")
+
+
+def test_marks_of_steps_are_global_and_stand_at_their_ends(events):
+    marks = of(events, "i")
+    assert [mark["name"] for mark in marks] == [f"end of step {step}" for step in range(len(marks))]
+    for step, mark in enumerate(marks):
+        ends = [e["ts"] + e["dur"] for e in of(events, "X") if e["args"]["step"] == step]
+        assert mark["s"] == "g"
+        assert round(mark["ts"] * 1000) == round(max(ends) * 1000)
 
 
 def test_slices_of_a_thread_do_not_overlap(events):
