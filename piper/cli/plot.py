@@ -25,10 +25,9 @@ def plot(*, source: str, output: str, memory: bool, as_json: bool) -> None:
       piper plot out/best --memory -o memory.png
     """
     from piper.report.result import load_result
-    from simulator.timeline.plots import plot_memory, plot_timeline
 
-    timeline = load_result(source).timeline
+    result = load_result(source)
     target = prepared_picture(output, option="--output")
     with progress(f"drawing {source}"):
-        path = (plot_memory if memory else plot_timeline)(timeline, target)
+        path = (result.plot_memory if memory else result.plot)(target)
     emit({"schema_version": 1, "file": str(path)}, as_json=as_json, text=lambda: f"wrote {path}")

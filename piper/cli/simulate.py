@@ -95,9 +95,7 @@ def _write(targets: dict[str, Path], plan: Plan, result: Result) -> list[Path]:
     if "plot" in targets:
         result.plot(targets["plot"])
     if "memory_plot" in targets:
-        from simulator.timeline.plots import plot_memory
-
-        plot_memory(result.timeline, targets["memory_plot"])
+        result.plot_memory(targets["memory_plot"])
     if "plan_out" in targets:
         from simulator.plan.codec import save_plan
 

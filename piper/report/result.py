@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_models.documents import UnreadableError, is_file, is_folder, parse_json, read_text
+from cost_models.units import format_bytes, format_duration
 from piper.errors import JobError
 from piper.report.shape import MAY_LACK, SIMULATED, TRAINED, shape_fault
 from simulator.plan import Plan
@@ -54,7 +55,32 @@ class Result:
 
     def plot(self, path: str | Path) -> Path:
         """Draw the last step into a PNG or SVG file and return its path."""
-        return self.timeline.plot(path)
+        from simulator.timeline.plots import plot_timeline
+
+        return plot_timeline(self.timeline, path, **self._captions("step_time_s"))
+
+    def plot_memory(self, path: str | Path) -> Path:
+        """Draw memory over the last step into a PNG or SVG file and return its path."""
+        from simulator.timeline.plots import plot_memory
+
+        return plot_memory(self.timeline, path, **self._captions("peak_memory_bytes"))
+
+    def _captions(self, main: str) -> dict[str, Any]:
+        """Return title (with one main figure), subtitle and limit of a picture; nothing of a bare trace."""
+        found = self.summary
+        if "breakdown_s" not in found:
+            return {}
+        mfu = "" if found["mfu"] is None else f", MFU {100 * found['mfu']:.1f} %"
+        words = {
+            "step_time_s": f"{format_duration(found['step_time_s'])} per step{mfu}",
+            "peak_memory_bytes": f"at most {format_bytes(found['peak_memory_bytes'])} allocated",
+        }
+        taken = found["context_bytes"] + found["communicator_bytes"]
+        return {
+            "title": f"{found['model']} on {found['n_gpus']} GPUs: {words[main]}",
+            "subtitle": f"{self.timeline.source}; {found['strategy']['shorthand']}",
+            "limit_bytes": max(found["device_memory_bytes"] - taken, 0),
+        }
 
     def save(self, folder: str | Path) -> Path:
         """Write figures, timeline and plan into a folder, which is made; raises JobError."""

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from simulator.plan import MemoryClass
 from simulator.timeline.plots.picture import (
+    DASHED,
     INK,
+    LIMIT,
     MUTED,
     RULE,
     Margins,
@@ -44,16 +46,25 @@ GRIDS = ((1, 1), (2, 4), (4, 16), (8, 1 << 30))
 DENSE_COLUMNS = 8
 WIDTH_IN = 14.0
 TEXT_IN = 0.12
-MARGINS = Margins(left_in=0.75, right_in=0.2, top_in=0.75, bottom_in=0.8)
+MARGINS = Margins(left_in=0.75, right_in=0.2, top_in=0.9, bottom_in=0.8)
 GAP_IN = (0.18, 0.34)
-LIMIT = "#b42318"
-DASHED = (0, (4, 2))
 
 
 def plot_memory(
-    timeline: Timeline, path: str | Path, *, device_memory_bytes: int | None = None, title: str | None = None
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    subtitle: str = "",
+    limit_bytes: int | None = None,
 ) -> Path:
-    """Draw memory over the last step; a device limit is drawn where the peak comes near it.
+    """Draw memory over the last step.
+
+    Args:
+        timeline: whose last step.
+        path: PNG or SVG by suffix.
+        title, subtitle: above the picture.
+        limit_bytes: what a device has for tensors; drawn where the peak comes near it.
 
     Raises: PlanError if `path` is neither PNG nor SVG, or cannot be written.
     """
@@ -67,9 +78,7 @@ def plot_memory(
     with picture(path, width_in=WIDTH_IN, height_in=height_in) as figure:
         grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
         set_margins(figure, MARGINS, gap_in=GAP_IN)
-        limit = (
-            device_memory_bytes if device_memory_bytes and peak > NEAR_LIMIT * device_memory_bytes else None
-        )
+        limit = limit_near(peak, limit_bytes)
         for axes in grid:
             axes.set_ylim(0, max(peak, limit or 0, 1) / size * 1.08)
         for number, (axes, track) in enumerate(zip(grid, tracks, strict=False)):
@@ -80,8 +89,21 @@ def plot_memory(
                 axes.axhline(limit / size, color=LIMIT, linewidth=1.0, linestyle=DASHED)
         for axes in grid[len(tracks) :]:
             axes.set_visible(False)
-        _decorate(figure, timeline, title=title, unit=unit, limit=limit)
+        write_title(
+            figure, title or f"Allocated memory, {timeline.source}", left_in=TEXT_IN, subtitle=subtitle
+        )
+        _decorate(figure, timeline, unit=unit, limit=limit)
     return Path(path)
+
+
+def limit_near(peak_bytes: int, limit_bytes: int | None) -> int | None:
+    """Return a limit that memory comes near, else None: then it would only make the curves flat."""
+    return limit_bytes if limit_bytes is not None and peak_bytes > NEAR_LIMIT * limit_bytes else None
+
+
+def limit_name(limit_bytes: int) -> str:
+    """Return what the legend calls the limit."""
+    return f"left for tensors: {limit_bytes / GIB:.3g} GiB"
 
 
 def size_unit(size_bytes: int) -> tuple[int, str]:
@@ -111,7 +133,8 @@ def _panel(
     axes.plot(
         x[at], lower[at], marker="o", markersize=3 if dense else 4.5, color=INK, clip_on=False, zorder=5
     )
-    stages = "stage " + ", ".join(map(str, track.stages))
+    plural = "s" if len(track.stages) != 1 else ""
+    stages = f"stage{plural} {', '.join(map(str, track.stages))}"
     text = f"rank {track.rank}   {stages}   peak {lower[at]:.3g} {unit} at {x[at]:.3g} {time_name}"
     short = f"rank {track.rank}: {lower[at]:.3g} {unit}"
     axes.set_title(short if dense else text, fontsize=7 if dense else 8.5, loc="left", color=INK, pad=4)
@@ -133,7 +156,7 @@ def window_curve(
     return times, np.vstack([values, values[-1:]])
 
 
-def _decorate(figure: Figure, timeline: Timeline, *, title: str | None, unit: str, limit: int | None) -> None:
+def _decorate(figure: Figure, timeline: Timeline, *, unit: str, limit: int | None) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -143,11 +166,9 @@ def _decorate(figure: Figure, timeline: Timeline, *, title: str | None, unit: st
     ]
     handles.append(Line2D([], [], marker="o", linestyle="", markersize=4, color=INK, label="peak"))
     if limit is not None:
-        label = f"usable {limit / GIB:.3g} GiB"
-        handles.append(Line2D([], [], color=LIMIT, linestyle=DASHED, linewidth=1.0, label=label))
+        handles.append(Line2D([], [], color=LIMIT, linestyle=DASHED, linewidth=1.0, label=limit_name(limit)))
     _, time_name = time_unit(timeline.step_time_ns)
     width, height = figure.get_size_inches().tolist()
-    write_title(figure, title or f"Allocated memory, {timeline.source}", left_in=TEXT_IN)
     figure.text(0.5, 0.32 / height, f"time in the step ({time_name})", ha="center", fontsize=9, color=MUTED)
     where = (TEXT_IN / width, 0.5)
     figure.text(*where, f"allocated ({unit})", rotation=90, va="center", fontsize=9, color=MUTED)

@@ -23,6 +23,8 @@ DPI = 160
 INK = "#22262b"
 MUTED = "#6b7280"
 RULE = "#d5d9de"
+LIMIT = "#b42318"
+DASHED = (0, (4, 2))
 HANDLE_IN, CHARACTER_IN = 0.36, 0.066
 """Room that an entry of a legend takes, and a character of its label, in inches."""
 STYLE: Any = {
@@ -90,10 +92,11 @@ def set_margins(figure: Figure, margins: Margins, *, gap_in: tuple[float, float]
     )
 
 
-def write_title(figure: Figure, title: str, *, left_in: float) -> None:
-    """Write the title at the top left."""
+def write_title(figure: Figure, title: str, *, left_in: float, subtitle: str = "") -> None:
+    """Write the title at the top left, and below it, smaller, what goes with it."""
     width, height = figure.get_size_inches().tolist()
-    figure.text(left_in / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(left_in / width, 1 - 0.1 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(left_in / width, 1 - 0.34 / height, subtitle, fontsize=8.5, color=MUTED, va="top")
 
 
 def write_legend(figure: Figure, handles: Sequence[Artist], *, left_in: float) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 
 from simulator.plan import NONE, MemoryClass, TaskKind, TaskName
 from simulator.timeline.gantt import format_duration
-from simulator.timeline.plots.memory import size_unit, window_curve
+from simulator.timeline.plots.memory import limit_name, limit_near, size_unit, window_curve
 from simulator.timeline.plots.picture import (
+    DASHED,
     INK,
+    LIMIT,
     MUTED,
     Margins,
     bare,
@@ -75,7 +77,7 @@ NAMES = {
 IDLE = "#f1f3f5"
 WIDTH_IN = 14.0
 TEXT_IN = 0.12
-MARGINS = Margins(left_in=0.95, right_in=0.6, top_in=0.5, bottom_in=0.9)
+MARGINS = Margins(left_in=0.95, right_in=0.72, top_in=0.62, bottom_in=0.9)
 AXES_WIDTH_IN = WIDTH_IN - MARGINS.left_in - MARGINS.right_in
 COMPUTE_HEIGHT, STREAM_HEIGHT, MEMORY_HEIGHT, RANK_GAP = 1.0, 0.24, 0.6, 0.3
 SHARED_MEMORY_IN = 0.7
@@ -84,6 +86,8 @@ MEMORY_COLOURS = {"static memory": "#b9c3cf", "other memory": "#7d91a8"}
 NAMED_STREAMS = 8
 MANY_BARS = 150
 LIGHTEST = 0.45
+BRIGHT = 0.6
+"""Brightness from which on text on a colour is dark."""
 GLYPH_EM = 0.64
 PT_PER_IN = 72
 
@@ -105,6 +109,14 @@ class _Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What fills a memory lane, and where its limit is drawn (None: far away, or not known)."""
+
+    full_bytes: int
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Canvas:
     """Axes with the window [begin, end) in `unit_ns`, and the height of a compute lane in inches."""
 
@@ -119,8 +131,21 @@ class _Canvas:
         return (self.end - self.begin) / self.unit_ns
 
 
-def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = None) -> Path:
+def plot_timeline(
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    subtitle: str = "",
+    limit_bytes: int | None = None,
+) -> Path:
     """Draw the last step of `timeline`; returns the path.
+
+    Args:
+        timeline: whose last step.
+        path: PNG or SVG by suffix.
+        title, subtitle: above the picture.
+        limit_bytes: what a device has for tensors: a line in every memory lane that comes near it.
 
     Raises: PlanError if `path` is neither PNG nor SVG, or cannot be written.
     """
@@ -138,16 +163,19 @@ def plot_timeline(timeline: Timeline, path: str | Path, *, title: str | None = N
         canvas = _Canvas(axes=axes, begin=begin, end=end, unit_ns=unit_ns, lane_in=lane_in)
         shown: set[TaskKind] = set()
         peak = max(_peak_bytes(track) for track in timeline.tracks)
+        limit = limit_near(peak, limit_bytes)
+        scale = _Scale(full_bytes=max(peak, limit or 0), limit_bytes=limit)
         for lane in lanes:
             if lane.is_memory:
-                _draw_memory(canvas, lane, window=timeline.window_ns, peak=peak)
+                _draw_memory(canvas, lane, window=timeline.window_ns, scale=scale)
             else:
                 shown |= _draw_lane(canvas, lane)
         _label_lanes(canvas, lanes)
         axes.set_xlabel(f"time in the step ({unit})", fontsize=9)
         axes.tick_params(axis="x", labelsize=8, length=3)
         bare(axes)
-        _decorate(figure, shown, title or _default_title(timeline), has_memory=peak > 0)
+        write_title(figure, title or _default_title(timeline), left_in=TEXT_IN, subtitle=subtitle)
+        _write_legend(figure, shown, has_memory=peak > 0, limit=limit)
     return Path(path)
 
 
@@ -191,15 +219,19 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
     chosen = np.flatnonzero(np.isin(track.stream, lane.streams) & in_window)
     names: dict[int, TaskName] = {}
     bars_by_colour: dict[str, list[tuple[float, float]]] = {}
+    run = _Run()
     for span in chosen.tolist():
         task = int(track.task[span])
         name = names.setdefault(task, TaskName.parse(track.codes[task]))
         start = max(int(track.start_ns[span]), canvas.begin)
         stop = min(int(track.end_ns[span]), canvas.end)
         bar = ((start - canvas.begin) / canvas.unit_ns, (stop - start) / canvas.unit_ns)
-        bars_by_colour.setdefault(_colour(track, name), []).append(bar)
-        if lane.is_compute and name.microbatch != NONE:
-            _label_bar(canvas, lane, bar, text=str(name.microbatch))
+        colour = _colour(track, name)
+        bars_by_colour.setdefault(colour, []).append(bar)
+        if lane.is_compute and not run.grow(name, bar, colour):
+            _label_run(canvas, lane, run)
+            run = _Run.of(name, bar, colour)
+    _label_run(canvas, lane, run)
     where = (lane.top, lane.height)
     canvas.axes.broken_barh([(0, canvas.width)], where, facecolor=IDLE, linewidth=0)
     line = 0.4 if not lane.is_compute or len(chosen) < MANY_BARS else 0.0
@@ -211,17 +243,47 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
     return {name.kind for name in names.values()}
 
 
-def _draw_memory(canvas: _Canvas, lane: _Lane, *, window: tuple[int, int], peak: int) -> None:
-    """Draw what a rank has allocated: what stays, and the rest above it; `peak` bytes fill the lane."""
+@dataclass(slots=True)
+class _Run:
+    """Parts of one pass of a microbatch that follow one another on a lane: together they have one label."""
+
+    key: tuple[int, int, int] | None = None
+    microbatch: int = NONE
+    begin: float = 0.0
+    end: float = 0.0
+    parts: int = 0
+    colour: str = INK
+
+    @classmethod
+    def of(cls, name: TaskName, bar: tuple[float, float], colour: str) -> _Run:
+        return cls(_key(name), name.microbatch, bar[0], bar[0] + bar[1], 1, colour)
+
+    def grow(self, name: TaskName, bar: tuple[float, float], colour: str) -> bool:
+        """Take one more part and return True, if it belongs to the same pass."""
+        if self.key != _key(name):
+            return False
+        self.end, self.parts, self.colour = bar[0] + bar[1], self.parts + 1, colour
+        return True
+
+
+def _key(name: TaskName) -> tuple[int, int, int]:
+    return int(name.kind), name.stage, name.microbatch
+
+
+def _draw_memory(canvas: _Canvas, lane: _Lane, *, window: tuple[int, int], scale: _Scale) -> None:
+    """Draw what a rank has allocated: what stays, and the rest above it."""
     times, by_class = window_curve(lane.track, window)
     x, floor = (times - canvas.begin) / canvas.unit_ns, lane.top + lane.height
     canvas.axes.broken_barh([(0, canvas.width)], (lane.top, lane.height), facecolor=IDLE, linewidth=0)
     stays = by_class[:, STATIC].sum(axis=1)
     lower = np.full(len(times), floor)
     for colour, held in zip(MEMORY_COLOURS.values(), (stays, by_class.sum(axis=1)), strict=True):
-        upper = floor - lane.height * held / peak
+        upper = floor - lane.height * held / scale.full_bytes
         canvas.axes.fill_between(x, lower, upper, step="post", color=colour, linewidth=0)
         lower = upper
+    if scale.limit_bytes is not None:
+        at = floor - lane.height * scale.limit_bytes / scale.full_bytes
+        canvas.axes.plot([0, canvas.width], [at, at], color=LIMIT, linewidth=0.9, linestyle=DASHED)
 
 
 def _colour(track: RankTrack, name: TaskName) -> str:
@@ -234,14 +296,25 @@ def _colour(track: RankTrack, name: TaskName) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
-def _label_bar(canvas: _Canvas, lane: _Lane, bar: tuple[float, float], *, text: str) -> None:
-    """Write the microbatch into a bar that has room for it."""
-    size = min(8.0, 0.6 * canvas.lane_in * PT_PER_IN)
-    room_pt = bar[1] / canvas.width * AXES_WIDTH_IN * PT_PER_IN
-    if room_pt < size * (GLYPH_EM * len(text) + 0.4):
+def _label_run(canvas: _Canvas, lane: _Lane, run: _Run) -> None:
+    """Write the microbatch into a run that has room for it."""
+    if run.microbatch == NONE:
         return
-    centre = (bar[0] + bar[1] / 2, lane.top + lane.height / 2)
-    canvas.axes.text(*centre, text, ha="center", va="center_baseline", fontsize=size, color="white")
+    text, size = str(run.microbatch), min(8.0, 0.6 * canvas.lane_in * PT_PER_IN)
+    room_pt = (run.end - run.begin) / canvas.width * AXES_WIDTH_IN * PT_PER_IN
+    if room_pt < size * (GLYPH_EM * len(text) + 0.2):
+        return
+    centre = ((run.begin + run.end) / 2, lane.top + lane.height / 2)
+    dark = run.parts > 1 or _brightness(run.colour) > BRIGHT
+    canvas.axes.text(
+        *centre, text, ha="center", va="center_baseline", fontsize=size, color=INK if dark else "white"
+    )
+
+
+def _brightness(colour: str) -> float:
+    """Return how bright a colour looks, 0 to 1 (ITU-R BT.601: weights of red, green and blue)."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def _label_lanes(canvas: _Canvas, lanes: list[_Lane]) -> None:
@@ -271,7 +344,7 @@ def _lane_name(lane: _Lane, *, is_named: bool) -> str:
         return lane.track.streams[lane.streams[0]]
     peak = _peak_bytes(lane.track)
     size, unit = size_unit(peak)
-    text = f"{peak / size:.3g} {unit}"
+    text = f"peak {peak / size:.3g} {unit}"
     return text if is_named else f"{text}\nrank {lane.track.rank}"
 
 
@@ -280,15 +353,17 @@ def _rank_name(lane: _Lane) -> str:
     return f"rank {lane.track.rank}{shared}"
 
 
-def _decorate(figure: Figure, shown: set[TaskKind], title: str, *, has_memory: bool) -> None:
+def _write_legend(figure: Figure, shown: set[TaskKind], *, has_memory: bool, limit: int | None) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     kinds = {NAMES[kind]: COLOURS[kind] for kind in TaskKind if kind in shown}
-    handles = [Patch(facecolor=colour, label=name) for name, colour in kinds.items()]
+    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=name) for name, colour in kinds.items()]
     memory = MEMORY_COLOURS if has_memory else {}
     handles += [Patch(facecolor=colour, label=name) for name, colour in memory.items()]
+    if limit is not None:
+        handles.append(Line2D([], [], color=LIMIT, linestyle=DASHED, linewidth=0.9, label=limit_name(limit)))
     handles.append(Patch(facecolor=IDLE, edgecolor="#c9ced4", linewidth=0.5, label="idle"))
-    write_title(figure, title, left_in=TEXT_IN)
     write_legend(figure, handles, left_in=TEXT_IN)
 
 

@@ -78,13 +78,13 @@ def test_stages_of_one_rank_get_lighter_shades(timeline):
 
 
 def test_the_memory_plot_shows_classes_the_peak_and_a_limit_that_is_near(tmp_path, timeline):
-    path = plot_memory(timeline, tmp_path / "m.svg", device_memory_bytes=11 * GIB)
+    path = plot_memory(timeline, tmp_path / "m.svg", limit_bytes=11 * GIB)
     text = path.read_text()
-    for words in ("activations", "parameters", "peak", "usable 11 GiB", "rank 0", "10 GiB at"):
+    for words in ("activations", "parameters", "peak", "left for tensors: 11 GiB", "rank 0", "10 GiB at"):
         assert words in text
     assert "optimizer" not in text
-    far = plot_memory(timeline, tmp_path / "far.svg", device_memory_bytes=80 * GIB).read_text()
-    assert "usable" not in far
+    far = plot_memory(timeline, tmp_path / "far.svg", limit_bytes=80 * GIB).read_text()
+    assert "left for tensors" not in far
 
 
 def test_a_memory_plot_of_many_ranks_is_a_grid_of_small_panels(tmp_path):
@@ -149,3 +149,25 @@ def test_a_legend_that_is_too_long_for_one_line_takes_two(tmp_path):
             rows.append(box.height)
             assert box.x1 <= figure.bbox.x1
     assert rows[1] > 1.5 * rows[0]
+
+
+def test_memory_lanes_show_a_limit_that_is_near_and_pictures_a_subtitle(tmp_path, timeline):
+    near = plot_timeline(timeline, tmp_path / "n.svg", subtitle="of a small job", limit_bytes=11 * GIB)
+    assert "left for tensors: 11 GiB" in near.read_text()
+    assert "of a small job" in near.read_text()
+    far = plot_timeline(timeline, tmp_path / "f.svg", limit_bytes=80 * GIB)
+    assert "left for tensors" not in far.read_text()
+
+
+def test_the_parts_of_a_pass_have_one_label_together_and_a_new_pass_begins_its_own():
+    forward = plot_steps.TaskName(kind=TaskKind.F, stage=0, microbatch=3, part=1)
+    run = plot_steps._Run.of(forward, (1.0, 0.5), "#4c8fd1")
+    assert run.grow(replace(forward, part=2), (1.6, 0.4), "#4c8fd1")
+    assert not run.grow(replace(forward, microbatch=4), (2.0, 0.5), "#4c8fd1")
+    assert (run.begin, run.end, run.parts) == (1.0, 2.0, 2)
+
+
+def test_light_colours_have_dark_labels():
+    assert plot_steps._brightness("#ffffff") == pytest.approx(1)
+    assert plot_steps._brightness(plot_steps.COLOURS[TaskKind.BW]) > plot_steps.BRIGHT
+    assert plot_steps._brightness(plot_steps.COLOURS[TaskKind.F]) < plot_steps.BRIGHT
