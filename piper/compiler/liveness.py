@@ -4,8 +4,9 @@
 A tensor is made by one task and touched by others; the last of them frees it. Kept from F: what an
 operation saved for the backward (until B; what the gradients of parameters need until BW), and boundary
 tensors that a later task reads. A recomputed segment keeps nothing inside: its R makes it again. A boundary
-tensor that only its own task reads is scratch. Between two B flow gradients of boundary tensors. Tensors
-made and freed by the same tasks are one buffer.
+tensor that only its own task reads is scratch. Between two B flow gradients of boundary tensors. Tokens and
+labels wait on the host: each F or R takes a copy, which lives on for every B that reads it. Tensors made and
+freed by the same tasks are one buffer.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Liveness:
     def _forward(self, position: int, node: Node) -> None:
         for segment in span(node):
             self._saved(position, segment, remade=False)
+        self._model_inputs(position, node)
         for value in self._made_by(node):
             readers = self._readers.of_made(value)
             if any(reader != position for reader in readers):
@@ -88,6 +90,7 @@ class Liveness:
     def _recompute(self, position: int, node: Node) -> None:
         for segment in span(node):
             self._saved(position, segment, remade=True)
+        self._model_inputs(position, node)
         for value in self._made_by(node):
             if value[0] not in self._readers.recomputed:
                 continue
@@ -204,6 +207,25 @@ class Liveness:
             else:
                 self._add(position, [copies[0]], size, what=description)
                 self._add(copies[1], readers, size, what=(*description[:2], "reloaded activations"))
+
+    def _model_inputs(self, position: int, node: Node) -> None:
+        """Add the copies of tokens and labels that an F or R leaves to the backward tasks of its segments."""
+        remade = node.kind is TaskKind.R
+        kept: dict[tuple[int, tuple[int, ...]], tuple[int, set[int]]] = {}
+        for segment in span(node):
+            if (segment in self._readers.recomputed) != remade:
+                continue
+            found = self.local.segment(segment)
+            for at, (source, number) in enumerate(found.inputs):
+                if source >= 0 or not found.inputs_saved[at]:
+                    continue
+                weights = self._readers.input_for_weights(segment, at)
+                tasks = self._readers.gradient_tasks(segment, weights=weights)
+                kept.setdefault((number, tuple(tasks[:1])), (segment, set()))[1].update(tasks)
+        what = "recomputed activations" if remade else "activations"
+        for segment, readers in kept.values():
+            size = self.local.model_input_bytes(segment)
+            self._add(position, readers, size, what=(node.stage, MemoryClass.ACTIVATIONS, what))
 
     @cached_property
     def _copies(self) -> dict[int, tuple[int, int]]:

@@ -38,6 +38,8 @@ from simulator.plan import NONE, Edge, TaskKind, TensorSpec
 Value = tuple[int, int]
 """(segment, output)."""
 
+TOKEN_BYTES = 8
+"""Tokens and labels are int64 (`torch.nn.functional.embedding` and `cross_entropy` take them so)."""
 _ROW_NUMBERS = 3
 """Maximum, sum of exponentials, and the wanted entry."""
 _HEADS = 1
@@ -87,6 +89,11 @@ class LocalModel:
     def outside_bytes(self, value: Value) -> int:
         """Return the bytes of a boundary tensor between regions, and between stages."""
         return self._divided(value, self.shares.outside_of_stage(self.stage))
+
+    def model_input_bytes(self, number: int) -> int:
+        """Return the bytes of the tokens or labels that a segment takes, [microbatch, seq]."""
+        tokens = self.model.micro_batch * self.model.seq_len
+        return -(-tokens // self.shares.context_degree[number]) * TOKEN_BYTES
 
     def outside_values_bytes(self, values: Iterable[Value]) -> int:
         """Return the bytes of several boundary tensors between stages."""

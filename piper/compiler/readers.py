@@ -74,9 +74,9 @@ class Readers:
                 continue
             if consumer in self.recomputed and not self._same_unit(value[0], consumer):
                 found += self._recompute_tasks.get(consumer, ())
-                found += self.gradient_tasks(consumer, weights=self._for_weights(consumer, at))
+                found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
             elif consumer not in self.recomputed and self.local.segment(consumer).inputs_saved[at]:
-                found += self.gradient_tasks(consumer, weights=self._for_weights(consumer, at))
+                found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
         return found
 
     def _carrier(self, value: Value, consumer: int) -> Node | None:
@@ -128,7 +128,7 @@ class Readers:
                 continue
             found += self._recompute_tasks[consumer]
             if self.local.segment(consumer).inputs_saved[at]:
-                found += self.gradient_tasks(consumer, weights=self._for_weights(consumer, at))
+                found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
         return found
 
     def _same_unit(self, producer: int, consumer: int) -> bool:
@@ -140,7 +140,8 @@ class Readers:
             and self.graph.stage_of_segment[producer] == self.graph.stage_of_segment[consumer]
         )
 
-    def _for_weights(self, consumer: int, at: int) -> bool:
+    def input_for_weights(self, consumer: int, at: int) -> bool:
+        """Return whether BW reads an input that its segment saved."""
         return _flag(self.local.segment(consumer).inputs_saved_for_weights, at)
 
     def output_for_weights(self, value: Value) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -44,10 +45,11 @@ class RankContext:
         return samples_of(self.plan, replica=replica_of(self.plan, self.rank), microbatch=microbatch)
 
     def model_input(self, step: StepState, microbatch: int, number: int) -> Tensor:
-        """Return tokens (0) or labels (1), [microbatch, seq_len]."""
+        """Return a copy of tokens (0) or labels (1), [microbatch, seq_len] [Note: bytes of a task]."""
         samples = self.samples(microbatch)
         rows = step.batch[samples[0] : samples[-1] + 1]
-        return rows[:, :-1].contiguous() if number == 0 else rows[:, 1:].contiguous()
+        wanted = rows[:, :-1] if number == 0 else rows[:, 1:]
+        return wanted.clone(memory_format=torch.contiguous_format)
 
     def keys(self, step: StepState, microbatch: int) -> DropoutKeys:
         """Return what dropout masks of a microbatch depend on."""

@@ -1,10 +1,19 @@
-"""Live bytes of a rank by memory class, counted by storage: what tensors share is counted once."""
+"""Live bytes of a rank by memory class, counted by storage: what tensors share is counted once.
+
+[Note: bytes of a task]
+A task is charged with the bytes that it holds and credited with those that it releases: their difference by
+class is what is allocated after the task more than before it. It does not depend on what other streams do at
+the same time, so it can be held against the buffers that the plan lets the task allocate and free. What a
+task makes and throws away is not in it. Data waits on the host: the batch of a step is nobody's bytes, the
+copy that a forward takes of it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from functools import partial
+from threading import RLock, local
 from time import perf_counter_ns
 
 from torch import Tensor
@@ -27,7 +36,23 @@ class Ledger:
         self.log: list[tuple[int, tuple[int, ...]]] = []
         self._totals = [0] * len(MemoryClass)
         self._held: dict[int, tuple[int, MemoryClass, int]] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a release may come in the middle of a hold, from the garbage collector
+        self._of_thread = local()
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """Return what is held now, by class."""
+        with self._lock:
+            return tuple(self._totals)
+
+    @contextmanager
+    def task(self) -> Iterator[list[int]]:
+        """Yield the bytes by class that this thread holds inside the block, less those that it releases."""
+        change = self._of_thread.change = [0] * len(MemoryClass)
+        try:
+            yield change
+        finally:
+            del self._of_thread.change
 
     def hold(self, tensor: Tensor, kind: MemoryClass) -> int:
         """Count one more holder of a tensor's storage; return the key to release it with."""
@@ -36,7 +61,7 @@ class Ledger:
         with self._lock:
             holders, first_kind, size = self._held.get(key, (0, kind, storage.nbytes()))
             if holders == 0:
-                self._totals[kind] += size
+                self._add(kind, size)
                 self.peak_bytes = max(self.peak_bytes, sum(self._totals))
             self._held[key] = (holders + 1, first_kind, size)
         return key
@@ -48,7 +73,13 @@ class Ledger:
             if holders > 1:
                 self._held[key] = (holders - 1, kind, size)
             else:
-                self._totals[kind] -= size
+                self._add(kind, -size)
+
+    def _add(self, kind: MemoryClass, size: int) -> None:
+        self._totals[kind] += size
+        change = getattr(self._of_thread, "change", None)
+        if change is not None:
+            change[kind] += size
 
     def mark(self) -> None:
         """Note the time if anything changed since the last mark."""
@@ -58,24 +89,33 @@ class Ledger:
                 self.log.append((perf_counter_ns(), totals))
 
     @contextmanager
-    def saved(self) -> Iterator[list[int]]:
+    def saved(self) -> Iterator[None]:
         """Hold what autograd saves inside the block (parameters are held already and cost nothing more)."""
-        keys: list[int] = []
-
-        def pack(tensor: Tensor) -> tuple[Tensor, int]:
-            keys.append(self.hold(tensor, MemoryClass.ACTIVATIONS))
-            # Detached: a node that keeps its own output would keep itself alive.
-            return tensor.detach(), tensor._version
-
-        with saved_tensors_hooks(pack, _unpack):
-            yield keys
+        with saved_tensors_hooks(partial(_Saved, self), _Saved.unpack):
+            yield
 
 
-def _unpack(packed: tuple[Tensor, int]) -> Tensor:
-    """Return a saved tensor; hooks switch autograd's own check of overwritten tensors off, so we make it."""
-    tensor, version = packed
-    if tensor._version != version:
-        raise RunFailedError(
-            f"a tensor of shape {list(tensor.shape)} that backward needs was overwritten in place"
-        )
-    return tensor
+class _Saved:
+    """A tensor as autograd keeps it: held until autograd drops it, in the middle of a backward.
+
+    Released before the memory is free: another tensor may get the same address, which is the ledger's key.
+    """
+
+    __slots__ = ("_key", "_ledger", "_tensor", "_version")
+
+    def __init__(self, ledger: Ledger, tensor: Tensor) -> None:
+        self._ledger = ledger
+        self._key = ledger.hold(tensor, MemoryClass.ACTIVATIONS)
+        # Detached: a node that keeps its own output would keep itself alive.
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def __del__(self) -> None:
+        self._ledger.release(self._key)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor; hooks switch autograd's own check of overwritten tensors off, so we make it."""
+        if self._tensor._version != self._version:
+            raise RunFailedError(
+                f"a tensor of shape {list(self._tensor.shape)} that backward needs was overwritten in place"
+            )
+        return self._tensor

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from piper.errors import RunFailedError
 from simulator.plan import Plan
 from simulator.timeline.timeline import Timeline
@@ -37,6 +39,21 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLedger:
+    """Bytes of storages that one rank held, by `MemoryClass` (`piper.runtime.ledger`).
+
+    Args:
+        rank: whose.
+        static_bytes: before the first step, int64 [classes].
+        task_bytes: what is held more after each task than before it, int64 [steps, tasks, classes].
+    """
+
+    rank: int
+    static_bytes: np.ndarray
+    task_bytes: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """A finished run.
 
@@ -44,10 +61,12 @@ class RunOutcome:
         result: the JSON object of `piper run --json`; `predicted_step_time_s` is None until the caller knows.
         timeline: what was measured, on one clock.
         differing: with `verify`: what differs from one process.
+        ledgers: per rank, what it held.
     """
 
     result: dict[str, Any]
     timeline: Timeline
+    ledgers: tuple[RankLedger, ...]
     differing: tuple[str, ...] = ()
 
 

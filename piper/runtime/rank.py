@@ -8,6 +8,7 @@ from datetime import timedelta
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -15,7 +16,7 @@ from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
 from piper.runtime.groups import Groups, group_table, require_agreement
 from piper.runtime.ledger import Ledger
-from piper.runtime.outcome import RunOutcome, StepFigures, run_result
+from piper.runtime.outcome import RankLedger, RunOutcome, StepFigures, run_result
 from piper.runtime.program import Program
 from piper.runtime.progress import Phase
 from piper.runtime.recorder import RankRecord, Recorder, measured_timeline, rank_record, step_times_s
@@ -27,7 +28,7 @@ from piper.runtime.state import RankState
 from piper.runtime.step import StepState
 from piper.runtime.verify import Verifier, gather_evidence
 from piper.runtime.worker import Report, TaskFailedError, Worker
-from simulator.plan import Plan
+from simulator.plan import MemoryClass, Plan
 from simulator.plan.codec import plan_hash
 
 _CLOCK_ROUNDS = 8
@@ -56,6 +57,7 @@ class _Gathered:
     losses: list[dict[int, float]]
     grad_norms: list[float | None]
     record: RankRecord
+    ledger: RankLedger
 
 
 def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
@@ -70,6 +72,7 @@ def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
     require_agreement(groups, world_size=plan.num_ranks, what=_digest(job))
     offset_ns = _clock_offset_ns(groups, rank=job.rank, world_size=plan.num_ranks)
     context = _context(job, groups)
+    static = np.array(context.ledger.totals, dtype=np.int64)
     worker = Worker(context=context, recorder=Recorder(num_tasks=len(context.routes.tasks)), report=report)
     verifier = _verifier(job, report)
     states = [_step(worker, number, verifier) for number in range(job.settings.steps)]
@@ -85,6 +88,11 @@ def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
             offset_ns=offset_ns,
             memory=context.ledger.log,
             peak_memory_bytes=context.ledger.peak_bytes,
+        ),
+        ledger=RankLedger(
+            rank=job.rank,
+            static_bytes=static,
+            task_bytes=np.array(worker.recorder.bytes_, dtype=np.int64),
         ),
     )
     everything: list[Any] | None = [None] * plan.num_ranks if job.rank == 0 else None
@@ -151,6 +159,8 @@ def _verifier(job: RankJob, report: Report) -> Verifier | None:
 def _context(job: RankJob, groups: Groups) -> RankContext:
     plan = job.plan
     ledger = Ledger()
+    for buffer in job.program.buffers.values():
+        ledger.hold(buffer, MemoryClass.WORKSPACE)
     return RankContext(
         rank=job.rank,
         plan=plan,
@@ -220,4 +230,5 @@ def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None) -
         result=run_result(plan, steps, peak_memory_bytes=peak, verification=verification),
         timeline=measured_timeline(plan, records),
         differing=() if verification is None else verification.differing,
+        ledgers=tuple(one.ledger for one in gathered),
     )

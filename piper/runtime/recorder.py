@@ -25,6 +25,8 @@ from simulator.timeline.timeline import RankTrack, Timeline
 Times = tuple[int, int, int, int]
 """(dispatch_ns, ready_ns, start_ns, end_ns)."""
 
+NO_BYTES = [0] * len(MemoryClass)
+
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
@@ -33,21 +35,28 @@ class Recorder:
     Args:
         num_tasks: tasks per step.
         times: per step, per dispatch position.
+        bytes_: per step, per dispatch position: by class, [Note: bytes of a task].
         step_begin_ns: per step.
     """
 
     num_tasks: int
     times: list[list[Times]] = field(default_factory=list)
+    bytes_: list[list[list[int]]] = field(default_factory=list)
     step_begin_ns: list[int] = field(default_factory=list)
 
     def begin_step(self, now_ns: int) -> None:
         """Open the next step."""
         self.times.append([(0, 0, 0, 0)] * self.num_tasks)
+        self.bytes_.append([NO_BYTES] * self.num_tasks)
         self.step_begin_ns.append(now_ns)
 
     def record(self, step: int, position: int, times: Times) -> None:
         """Keep the times of one task."""
         self.times[step][position] = times
+
+    def record_bytes(self, step: int, position: int, bytes_: list[int]) -> None:
+        """Keep by how much one task changed what is held, by class."""
+        self.bytes_[step][position] = bytes_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,6 @@ class FlatBucket:
         places: parameter -> (start, end) in both.
         shard: (start, end) of what this rank updates.
         state: optimizer state of the shard.
-        reduced: the shard's gradient after a reduce-scatter, else None.
-        held: its ledger key.
     """
 
     parameters: Tensor
@@ -35,13 +33,11 @@ class FlatBucket:
     places: dict[str, tuple[int, int]]
     shard: tuple[int, int]
     state: ShardState
-    reduced: Tensor | None = None
-    held: int = 0
 
     def shard_gradient(self) -> Tensor:
-        """Return the gradient of the elements that this rank updates."""
+        """Return the gradient of the elements that this rank updates, a view."""
         start, end = self.shard
-        return self.gradients[start:end] if self.reduced is None else self.reduced
+        return self.gradients[start:end]
 
     def gradient_of(self, name: str) -> Tensor:
         """Return the flat gradient of a parameter, a view."""

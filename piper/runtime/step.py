@@ -8,6 +8,7 @@ from threading import Lock
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from cost_models.errors import check_invariant
 from piper.runtime.ledger import Ledger
@@ -19,18 +20,30 @@ Order = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEnd:
+    """Where a gradient enters an island; the result itself lives no longer than its readers need it.
+
+    Args:
+        edge: of the autograd graph.
+        shape, dtype: of the result, and so of its gradient.
+    """
+
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGraph:
     """An island between its forward and its B.
 
     Args:
         inputs: leaves that need a gradient.
         outputs: results that need one.
-        held: ledger keys of what autograd saved.
     """
 
     inputs: dict[Value, Tensor]
-    outputs: dict[Value, Tensor]
-    held: list[int]
+    outputs: dict[Value, OpenEnd]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -149,12 +149,13 @@ class Worker:
         if task.stream == 0:
             self.report(Phase.RUNNING, step=step, position=position)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.context.ledger.task() as change:
                 perform(self.context, flight.state, task)
         except Exception as error:
             raise TaskFailedError(step=step, position=position) from error
         self.context.ledger.mark()
         self.recorder.record(step, position, (dispatch_ns, start_ns, start_ns, perf_counter_ns()))
+        self.recorder.record_bytes(step, position, change)
         flight.done[position].set()
 
     def _wait(self, flight: Flight, position: int, *, for_position: int) -> None:

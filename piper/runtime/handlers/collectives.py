@@ -9,7 +9,7 @@ from cost_models.errors import check_invariant
 from piper.runtime.context import RankContext
 from piper.runtime.optimizer import clip_scale
 from piper.runtime.step import StepState
-from simulator.plan import NONE, MemoryClass, Task
+from simulator.plan import NONE, Task
 
 
 def all_reduce(context: RankContext, step: StepState, task: Task) -> None:
@@ -26,13 +26,13 @@ def all_reduce(context: RankContext, step: StepState, task: Task) -> None:
 
 
 def reduce_scatter(context: RankContext, _step: StepState, task: Task) -> None:
-    """Sum a bucket's gradients over the group, each rank keeping the shard that it updates."""
+    """Sum a bucket's gradients over the group; each rank's shard takes the place of its own part of them."""
     group, size = context.group(task)
     if group is None:
         return
     bucket = context.state.buckets[task.bucket]
-    bucket.reduced = context.reducer.reduce_scatter(bucket.gradients, group=group, size=size)
-    bucket.held = context.ledger.hold(bucket.reduced, MemoryClass.COMMUNICATION)
+    shard = context.reducer.reduce_scatter(bucket.gradients, group=group, size=size)
+    bucket.shard_gradient().copy_(shard)
 
 
 def all_gather(context: RankContext, _step: StepState, task: Task) -> None:

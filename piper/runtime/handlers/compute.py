@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
 from piper.runtime.routes import Island, Value
-from piper.runtime.step import OpenGraph, StepState
+from piper.runtime.step import OpenEnd, OpenGraph, StepState
 from simulator.plan import Task
 
 
@@ -52,17 +53,15 @@ def backward(context: RankContext, step: StepState, task: Task) -> None:
     island, microbatch = context.routes.island(task), task.microbatch
     place = Place(context, step, microbatch)
     graph = step.graphs.pop((microbatch, island.first))
-    seeds = [_seed(place, value, out) for value, out in graph.outputs.items()]
+    seeds = [_seed(place, value, end) for value, end in graph.outputs.items()]
     parameters = {n: context.state.parameters[n] for n in island.parameters if n in context.state.home}
     wanted = [*graph.inputs.values(), *parameters.values()]
     with _accumulating(place, island, parameters):
         if wanted and seeds:
-            torch.autograd.backward(list(graph.outputs.values()), seeds, inputs=wanted)
+            torch.autograd.backward([end.edge for end in graph.outputs.values()], seeds, inputs=wanted)
     for value, leaf in graph.inputs.items():
         known = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         step.add_gradient(microbatch, value, ((island.stage, island.first), known))
-    for key in graph.held:
-        context.ledger.release(key)
 
 
 def loss_gradient(context: RankContext) -> Tensor:
@@ -78,12 +77,11 @@ def _run(place: Place, island: Island, *, keep: bool) -> dict[Value, Tensor]:
         return _call(place, island, leaves)
     for value, leaf in leaves.items():
         leaf.requires_grad_(routes.requires_grad(value))
-    with torch.enable_grad(), place.context.ledger.saved() as held:
+    with torch.enable_grad(), place.context.ledger.saved():
         outputs = _call(place, island, leaves)
     place.step.graphs[place.microbatch, island.first] = OpenGraph(
         inputs={value: leaf for value, leaf in leaves.items() if leaf.requires_grad},
-        outputs={value: out for value, out in outputs.items() if out.requires_grad},
-        held=held,
+        outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
     )
     return outputs
 
@@ -110,11 +108,15 @@ def _call(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Val
     return {value: tensors[value] for value in island.outputs}
 
 
-def _seed(place: Place, value: Value, output: Tensor) -> Tensor:
+def _open_end(result: Tensor) -> OpenEnd:
+    return OpenEnd(edge=get_gradient_edge(result), shape=result.shape, dtype=result.dtype)
+
+
+def _seed(place: Place, value: Value, end: OpenEnd) -> Tensor:
     if value == place.context.routes.loss:
-        return loss_gradient(place.context).to(output.dtype)
+        return loss_gradient(place.context).to(end.dtype)
     total = place.step.take_gradient(place.microbatch, value)
-    return torch.zeros_like(output) if total is None else total
+    return torch.zeros(end.shape, dtype=end.dtype) if total is None else total
 
 
 @contextmanager

@@ -14,10 +14,7 @@ def norm(context: RankContext, step: StepState, task: Task) -> None:
     wanted = list(context.state.buckets) if task.bucket == NONE else [task.bucket]
     for index in wanted:
         bucket = context.state.buckets[index]
-        first = 0 if bucket.reduced is None else bucket.shard[0]
-        ranges = counted_ranges(context.plan, context.rank, index)
-        gradients = bucket.gradients if bucket.reduced is None else bucket.reduced
-        step.squares += sum_of_squares(gradients, tuple((a - first, b - first) for a, b in ranges))
+        step.squares += sum_of_squares(bucket.gradients, counted_ranges(context.plan, context.rank, index))
 
 
 def update(context: RankContext, step: StepState, task: Task) -> None:
@@ -33,6 +30,3 @@ def update(context: RankContext, step: StepState, task: Task) -> None:
     if bucket.state.master.dtype != bucket.parameters.dtype:
         bucket.parameters[start:end].copy_(bucket.state.master)
     bucket.gradients.zero_()
-    if bucket.reduced is not None:
-        bucket.reduced = None
-        context.ledger.release(bucket.held)
