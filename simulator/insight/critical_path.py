@@ -2,7 +2,8 @@
 
 [Note: parts of the path]  Parts follow one another without a gap: tasks while they run, messages and
     collectives while they are on the wire, and the host where a task waits for its launch or lasts as long as
-    its launches do. The host waits for nothing, so that its part reaches back to time 0.
+    its launches do. That part reaches back over all launches before, to the end of a task that the host
+    awaited (it runs ahead so far and no further), or to time 0.
 """
 
 from __future__ import annotations
@@ -118,21 +119,21 @@ class _Walk:
             found.append(PathPart(instance=instance, begin_ns=begin, end_ns=end))
             instance = self._waited_for(cause, begin)
             if instance == NONE and begin:
-                found.append(PathPart(instance=cause, begin_ns=0, end_ns=begin, is_host=True))
+                instance, launched = self._awaited(cause)
+                found.append(PathPart(instance=cause, begin_ns=launched, end_ns=begin, is_host=True))
         return found
 
     def _began(self, instance: int) -> tuple[int, int]:
         """Return since when what ends `instance` lasts, and the instance that decided this beginning."""
         net, task = self.network, instance % self.workload.num_tasks
         start, end = int(net.start_ns[instance]), int(net.end_ns[instance])
-        other = int(net.partner[instance])
+        sender = int(net.sender[instance])
         if self.workload.is_compute[task]:
             is_launched = end > start + int(net.duration_ns[instance])
             return (end if is_launched else start), instance
-        if other != NONE and not self.workload.is_send[task]:
-            sent = max(int(net.ready_ns[other]), int(net.dispatch_ns[other]))
-            on_wire = sent + int(net.duration_ns[instance]) == end
-            return (sent, other) if on_wire else (end, instance)
+        if sender != NONE:
+            on_wire = int(net.end_ns[sender]) == end
+            return (int(net.start_ns[sender]), sender) if on_wire else (end, instance)
         for member in net.joined.row(int(net.meeting[instance])):
             if max(int(net.ready_ns[member]), int(net.dispatch_ns[member])) == start:
                 return start, member
@@ -146,3 +147,14 @@ class _Walk:
             if int(self.network.end_ns[earlier]) == time_ns:
                 return earlier
         return NONE
+
+    def _awaited(self, cause: int) -> tuple[int, int]:
+        """Return whose end the host awaited before it came to `cause`, and when; NONE and 0: nothing's."""
+        net, at = self.network, cause
+        while at != NONE:
+            begin = int(net.host_begin_ns[at])
+            for earlier in net.host_before.row(at) if begin else ():
+                if int(net.end_ns[earlier]) == begin:
+                    return earlier, begin
+            at = int(net.launched_before[at])
+        return NONE, 0

@@ -3,8 +3,11 @@
 [Note: latest end]  Backwards through the `Network`, each task once: a task must have ended when those that
     wait for it, and the next on its stream, must start. All members of a collective, and both ends of a
     message that is not eager, must start for the one among them that may wait least. An eager message must
-    have left in time for both what follows its send and what follows its receive. The host is never late: it
-    does not wait. A task that ends with its last launch can be delayed from there on only.
+    have been sent when its receive must end. A host must begin to launch a task in time for its start, for
+    its end, and for the next launch; what it awaits must have ended by then. A task that ends with its last
+    launch can be delayed from there on only.
+[Note: slack under sharing]  Where links, processors or memory bandwidth are shared, durations are kept as
+    they were, although a task that moves slows others, or no longer does: slack is then an estimate.
 """
 
 from __future__ import annotations
@@ -30,54 +33,99 @@ def latest_end_ns(workload: Workload, timeline: Timeline) -> Ints:
     Of what meets (a collective, a message that is not eager) all must be delayed together.
     """
     network = build_network(workload, timeline)
-    latest = np.array(_latest(network, workload, horizon=timeline.makespan_ns), dtype=np.int64)
-    check_invariant(bool((latest >= network.end_ns).all()), "a task ends after its latest end")
-    return latest.reshape(timeline.num_steps, -1)
+    latest = _Backwards(network, workload, horizon=timeline.makespan_ns).latest()
+    found = np.array(latest, dtype=np.int64)
+    check_invariant(bool((found >= network.end_ns).all()), "a task ends after its latest end")
+    return found.reshape(timeline.num_steps, -1)
 
 
-def _latest(network: Network, workload: Workload, *, horizon: int) -> list[int]:
-    """Return the latest end of every instance; plain lists, since numbers are looked up one by one."""
-    num_tasks = workload.num_tasks
-    starts, before = network.before.starts.tolist(), network.before.values.tolist()
-    firsts, joined = network.joined.starts.tolist(), network.joined.values.tolist()
-    meeting, duration = network.meeting.tolist(), network.duration_ns.tolist()
-    partner, is_send = network.partner.tolist(), workload.is_send.tolist()
-    open_ends = _open_ends(network, workload)
-    latest = [horizon] * len(meeting)
-    leaves = [horizon] * len(meeting)
-    stack = [number for number, count in enumerate(open_ends) if not count]
-    while stack:
-        number = stack.pop()
-        members = joined[firsts[number] : firsts[number + 1]]
-        must_end = min(map(latest.__getitem__, members))
+class _Backwards:
+    """One walk from the last tasks back; plain lists, since numbers are looked up one by one.
+
+    A node is a meeting, or the launch of an instance (meetings + instance): settled once all that follow are.
+    """
+
+    def __init__(self, network: Network, workload: Workload, *, horizon: int) -> None:
+        steps = len(network.meeting) // max(workload.num_tasks, 1)
+        self.starts, self.before = network.before.starts.tolist(), network.before.values.tolist()
+        self.firsts, self.joined = network.joined.starts.tolist(), network.joined.values.tolist()
+        self.meeting, self.duration = network.meeting.tolist(), network.duration_ns.tolist()
+        self.sender = network.sender.tolist()
+        self.is_compute, self.launch = (
+            workload.is_compute.tolist() * steps,
+            workload.launch_ns.tolist() * steps,
+        )
+        self.host, self.launched_before = workload.host_ns.tolist() * steps, network.launched_before.tolist()
+        self.host_before = network.host_before.to_rows()
+        self.hosts_wait = bool(len(network.host_before.values))
+        self.num_meetings = len(self.firsts) - 1
+        self.open_ends = _open_ends(network, hosts_wait=self.hosts_wait)
+        self.latest_end = [horizon] * len(self.meeting)
+        self.latest_launch = [horizon] * len(self.meeting)
+        self.settled = [node for node, count in enumerate(self.open_ends) if not count]
+
+    def latest(self) -> list[int]:
+        """Return the latest end of every instance."""
+        while self.settled:
+            node = self.settled.pop()
+            if node < self.num_meetings:
+                self._meet(self.joined[self.firsts[node] : self.firsts[node + 1]])
+            else:
+                self._launch(node - self.num_meetings)
+        return self.latest_end
+
+    def _meet(self, members: list[int]) -> None:
+        """Tell what comes before a meeting by when it must have ended."""
+        must_end = min(map(self.latest_end.__getitem__, members))
         for member in members:
-            latest[member] = must_end
-            must_start = must_end - duration[member]
-            other = partner[member]
-            if other != NONE:
-                if is_send[member % num_tasks]:
-                    must_start = min(must_start, leaves[member])
-                else:
-                    leaves[other], must_start = must_start, must_end
-                    open_ends[meeting[other]] -= 1
-                    if not open_ends[meeting[other]]:
-                        stack.append(meeting[other])
-            for earlier in before[starts[member] : starts[member + 1]]:
-                if must_start < latest[earlier]:
-                    latest[earlier] = must_start
-                follows = meeting[earlier]
-                open_ends[follows] -= 1
-                if not open_ends[follows]:
-                    stack.append(follows)
-    return latest
+            self.latest_end[member] = must_end
+            must_start = must_end - self.duration[member]
+            sender = self.sender[member]
+            if sender != NONE:
+                must_start = must_end
+                self._must_end(sender, must_end)
+            for earlier in self.before[self.starts[member] : self.starts[member + 1]]:
+                self._must_end(earlier, must_start)
+            if self.hosts_wait:
+                self._must_launch(member, must_start=must_start, must_end=must_end)
+
+    def _must_launch(self, instance: int, *, must_start: int, must_end: int) -> None:
+        """Note by when a host must begin to launch an instance."""
+        limit = must_start - self.host[instance]
+        if self.is_compute[instance]:
+            limit = min(must_start - self.launch[instance], must_end - self.host[instance])
+        self.latest_launch[instance] = min(self.latest_launch[instance], limit)
+        self._close(self.num_meetings + instance)
+
+    def _launch(self, instance: int) -> None:
+        """Tell what a host awaits, and launches before, by when it must begin to launch an instance."""
+        limit, previous = self.latest_launch[instance], self.launched_before[instance]
+        for earlier in self.host_before[instance]:
+            self._must_end(earlier, limit)
+        if previous != NONE:
+            self.latest_launch[previous] = min(self.latest_launch[previous], limit - self.host[previous])
+            self._close(self.num_meetings + previous)
+
+    def _must_end(self, instance: int, limit: int) -> None:
+        if limit < self.latest_end[instance]:
+            self.latest_end[instance] = limit
+        self._close(self.meeting[instance])
+
+    def _close(self, node: int) -> None:
+        self.open_ends[node] -= 1
+        if not self.open_ends[node]:
+            self.settled.append(node)
 
 
-def _open_ends(network: Network, workload: Workload) -> list[int]:
-    """Return by meeting how many edges lead on from it: it is settled once all of them are."""
+def _open_ends(network: Network, *, hosts_wait: bool) -> list[int]:
+    """Return by node how many edges lead on from it."""
     count = len(network.joined.starts) - 1
+    awaited = network.meeting[network.host_before.values]
     found = np.bincount(network.meeting[network.before.values], minlength=count)
-    is_send = np.resize(workload.is_send, len(network.meeting))
-    sends = np.flatnonzero((network.partner != NONE) & is_send)
-    found[network.meeting[sends]] += 1
-    settled: list[int] = found.tolist()
+    found += np.bincount(awaited, minlength=count)
+    found[network.meeting[network.sender[network.sender != NONE]]] += 1
+    launches = np.ones(len(network.meeting) if hosts_wait else 0, dtype=np.int64)
+    if hosts_wait:
+        launches[network.launched_before[network.launched_before != NONE]] += 1
+    settled: list[int] = np.concatenate([found, launches]).tolist()
     return settled

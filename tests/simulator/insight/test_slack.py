@@ -16,6 +16,13 @@ from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pip
 from tests.random_plans import PRICES, plans
 
 K = TaskKind
+HOST_PRICES = st.builds(
+    lambda prices, ahead, blocking: replace(prices, run_ahead_kernels=ahead, blocking=tuple(blocking)),
+    PRICES,
+    st.sampled_from([None, 1, 2, 5]),
+    st.lists(st.sampled_from(["f", "b", "update", "all_reduce"]), max_size=2, unique=True),
+)
+"""Hosts that run ahead so far and no further, and await the end of some tasks."""
 
 
 class Step:
@@ -48,7 +55,7 @@ class Step:
 
 
 @settings(max_examples=60, deadline=None)
-@given(step=st.builds(Step, plans(), PRICES), data=st.data())
+@given(step=st.builds(Step, plans(), HOST_PRICES), data=st.data())
 def test_a_delay_up_to_the_slack_does_not_move_the_end_and_one_more_moves_it_by_one(*, step, data):
     end = step.timeline.makespan_ns
     with_a_duration = np.flatnonzero(~step.work.eager | step.work.is_send).tolist()  # others: their sender's
@@ -60,14 +67,28 @@ def test_a_delay_up_to_the_slack_does_not_move_the_end_and_one_more_moves_it_by_
 
 
 @settings(max_examples=60, deadline=None)
-@given(step=st.builds(Step, plans(), PRICES, st.integers(1, 3)))
+@given(step=st.builds(Step, plans(), HOST_PRICES, st.integers(1, 3)))
 def test_the_path_has_no_gap_and_what_runs_on_it_has_no_slack(step):
     parts = critical_path(step.work, step.timeline).parts
     assert [part.begin_ns for part in parts] == [0, *(part.end_ns for part in parts)][: len(parts)]
     assert (parts[-1].end_ns if parts else 0) == step.timeline.makespan_ns
     assert not any(step.slack.ravel()[part.instance] for part in parts if not part.is_host)
     assert (step.slack >= 0).all()
-    assert not any(part.is_host for part in parts[1:])
+    if not len(step.work.host_waits.values):
+        assert not any(part.is_host for part in parts[1:])
+
+
+def test_the_path_goes_on_at_the_task_whose_end_a_host_awaits():
+    builder = PlanBuilder(pipeline_ranks=1)
+    for name, time_ns in (("a", 50), ("b", 3), ("c", 4)):
+        builder.devices[0].compute(name, time_ns, microbatch="abc".index(name))
+    step = Step(builder.build(), FakeCostModel(launch_ns=10, blocking=("f",)))
+    parts = critical_path(step.work, step.timeline).parts
+    assert [(p.instance, p.begin_ns, p.end_ns, p.is_host) for p in parts] == [
+        (0, 0, 10, True), (0, 10, 60, False), (1, 60, 70, True), (1, 70, 73, False),
+        (2, 73, 83, True), (2, 83, 87, False),
+    ]  # fmt: skip
+    assert step.slack.tolist() == [[0, 0, 0]]
 
 
 def unrolled(work, steps):
@@ -111,7 +132,7 @@ def end_of(work):
 
 
 @settings(max_examples=40, deadline=None)
-@given(step=st.builds(Step, plans(), PRICES, st.integers(2, 3)), data=st.data())
+@given(step=st.builds(Step, plans(), HOST_PRICES, st.integers(2, 3)), data=st.data())
 def test_over_several_steps_a_computation_may_be_late_by_its_slack_in_one_of_them(*, step, data):
     long, place = unrolled(step.work, step.steps)
     assert end_of(long) == step.timeline.makespan_ns
