@@ -32,6 +32,8 @@ TASKS = (
 )  # fmt: skip
 """Names of the kinds of tasks (`simulator.plan.TaskKind`)."""
 
+_COST = ("launch_overhead", "run_ahead", "blocking", "attention_kernel", "expandable_segments")
+
 _PACKAGE = Path(__file__).parent
 
 
@@ -46,6 +48,7 @@ class Stack:
         run_ahead_kernels: how many kernels of a stream may be launched and not have ended, or None.
         blocking: what the host awaits the end of, of `TASKS`.
         attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
+        expandable_segments: of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
         model, strategy: defaults for capture and strategy; plain data, not interpreted here.
         sources: where the figures of `cost` come from.
     """
@@ -56,6 +59,7 @@ class Stack:
     run_ahead_kernels: int | None
     blocking: tuple[str, ...]
     attention_kernel: str
+    expandable_segments: bool
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -131,7 +135,7 @@ def _stack(path: Path) -> Stack:
     where = _shown(path)
     keys = ("schema_version", "name", "description", "model", "strategy", "cost")
     file = Section(_content(path, _STACK), where=where, keys=keys, sourced=False)
-    cost = file.section("cost", ("launch_overhead", "run_ahead", "blocking", "attention_kernel"))
+    cost = file.section("cost", _COST)
     blocking = cost.texts("blocking") if "blocking" in cost else ()
     for name in blocking:
         require_known(name, TASKS, where=where, field="cost.blocking", error=CostModelError)
@@ -144,6 +148,7 @@ def _stack(path: Path) -> Stack:
         run_ahead_kernels=cost.integer("run_ahead") if "run_ahead" in cost else None,
         blocking=tuple(blocking),
         attention_kernel=kernel,
+        expandable_segments="expandable_segments" in cost and cost.flag("expandable_segments"),
         model=file.mapping("model"),
         strategy=file.mapping("strategy"),
         sources={"cost": cost.source},

@@ -81,6 +81,10 @@ class CostModel(Protocol):
     def context_bytes(self) -> int:
         """Return the device memory that the driver context takes before the first tensor."""
 
+    @property
+    def expandable_segments(self) -> bool:
+        """Return whether segments of the allocator grow at their end (`PYTORCH_CUDA_ALLOC_CONF`)."""
+
     def communicator_bytes(self, num_ranks: int) -> int:
         """Return the device memory of one communicator of `num_ranks` ranks on each; 0 for one rank."""
 

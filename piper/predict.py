@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cost_models.price import CostModel
     from cost_models.topology import Cluster
     from piper.models import ModelSource
+    from piper.recipe import Settings
     from simulator.plan import Plan
     from simulator.timeline.timeline import Timeline
 
@@ -46,7 +47,7 @@ class Job:
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
         mfu_convention: a name of `simulator.conventions.CONVENTIONS`.
-        recipe, settings: which kernels the model runs (`piper.recipe`).
+        recipe, settings: what they change of the stack: kernels, allocator (`piper.recipe`).
     """
 
     model: str
@@ -117,7 +118,7 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     clock = _Clock()
     _check_options(job)
     source = find_model(job.model)
-    cluster, cost_model = load_hardware(job.cluster, job.stack)
+    cluster, cost_model = load_hardware(job.cluster, job.stack, recipe=job.recipe, settings=job.settings)
     defaults: dict[str, object] = {}
     seq_len = seq_len_of(job, source)
     if job.seq_len is None:
@@ -218,12 +219,13 @@ def predict_plan(
     *,
     cluster: str = "dgx-h100",
     stack: str = "piper",
+    settings: Settings = (),
     mfu_convention: str = "palm",
     steps: int | str = "auto",
     engine: str = "auto",
 ) -> Prediction:
     """Simulate a plan that was compiled before."""
-    machine, cost_model = load_hardware(cluster, stack)
+    machine, cost_model = load_hardware(cluster, stack, settings=settings)
     require_cluster_holds(machine, plan.num_ranks)
     _check_convention(mfu_convention)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": mfu_convention}
@@ -232,12 +234,15 @@ def predict_plan(
     return Prediction(compiled=None, timeline=timeline, result=_ordered(result))
 
 
-def load_hardware(cluster: str, stack: str) -> tuple[Cluster, ClusterCostModel]:
-    """Return a cluster and the prices on it."""
+def load_hardware(
+    cluster: str, stack: str, *, recipe: str | None = None, settings: Settings = ()
+) -> tuple[Cluster, ClusterCostModel]:
+    """Return a cluster and the prices on it; a recipe and settings change the stack (`piper.recipe`)."""
     from cost_models import cluster_cost_model, load_cluster
+    from piper.recipe import stack_of
 
     machine = load_cluster(cluster)
-    return machine, cluster_cost_model(machine, stack=stack)
+    return machine, cluster_cost_model(machine, stack=stack_of(stack, recipe=recipe, settings=settings))
 
 
 def require_cluster_holds(cluster: Cluster, gpus: int) -> None:

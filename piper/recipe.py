@@ -1,17 +1,19 @@
-"""Which kernels a job is predicted for: the stack's `model` section, then a recipe file's, then `--set`.
+"""What a job takes from its stack, changed by a recipe file and then by `--set`.
 
-A recipe is a YAML file; of its sections only `model` is read here:
+A recipe is a YAML file with the sections of a stack that a job may change:
 
     schema_version: 1
     model: {attention: math, cross_entropy: chunked}
+    cost: {expandable_segments: true}
 
-`--set model.attention=fused_softmax` changes one value. The keys are the fields of `KernelChoice` but
-`device`, which is that of the cluster.
+`--set model.attention=fused_softmax` changes one value. The keys of `model` are the fields of `KernelChoice`
+but `device`, which is that of the cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,65 +22,106 @@ from piper.capture.choice import CHOICES, KernelChoice
 from piper.errors import JobError
 
 if TYPE_CHECKING:
+    from cost_models.catalogue import Stack
     from cost_models.models.cluster import ClusterCostModel
 
-_SECTION = "model"
+_MODEL, COST = "model", "cost"
 _ALIASES = {"attention_kernel": "attention"}
-_KEYS = tuple(name for name in CHOICES if name != "device")
+_KEYS = {
+    _MODEL: tuple(name for name in CHOICES if name != "device"),
+    COST: ("expandable_segments",),
+}
+_FLAGS = {"true": True, "on": True, "false": False, "off": False}
+
+Settings = Sequence[tuple[str, str]]
+"""(key, value) pairs such as ("model.attention", "math")."""
 
 
 def kernels_of(
-    cost_model: ClusterCostModel, *, recipe: str | None = None, settings: Sequence[tuple[str, str]] = ()
+    cost_model: ClusterCostModel, *, recipe: str | None = None, settings: Settings = ()
 ) -> KernelChoice:
     """Return the kernels of a job.
 
     Args:
         cost_model: of the cluster and the stack.
         recipe: YAML file, or None.
-        settings: (key, value) pairs such as ("model.attention", "math").
+        settings: changes on top.
     Raises: JobError, ModelError, CostModelError for what is not known or cannot be read.
     """
     choice = KernelChoice(device="cuda" if cost_model.cluster.gpu.asynchronous else "cpu")
     stack = cost_model.stack
-    choice = choice.changed(_options(stack.model, where=f"stack {stack.name}"), where=f"stack {stack.name}")
-    if recipe is not None:
-        choice = choice.changed(_of_file(recipe), where=recipe)
-    return choice.changed(_of_settings(settings), where="--set")
+    where = f"stack {stack.name}"
+    choice = choice.changed(_options(stack.model, section=_MODEL, where=where), where=where)
+    for where, options in _changes(_MODEL, recipe, settings):
+        choice = choice.changed(options, where=where)
+    return choice
 
 
-def _of_file(recipe: str) -> dict[str, str]:
+def stack_of(name: str, *, recipe: str | None = None, settings: Settings = ()) -> Stack:
+    """Return the stack of a job: its `cost` section changed by the recipe, then by the settings.
+
+    Raises: JobError, CostModelError for what is not known or cannot be read.
+    """
+    from cost_models import load_stack
+
+    stack = load_stack(name)
+    for where, options in _changes(COST, recipe, settings):
+        flags: dict[str, Any] = {
+            key: _flag(text, field=f"{COST}.{key}", where=where) for key, text in options.items()
+        }
+        stack = replace(stack, **flags)
+    return stack
+
+
+def _changes(section: str, recipe: str | None, settings: Settings) -> list[tuple[str, dict[str, str]]]:
+    """Return (where, options) of one section, the later wins."""
+    found = [] if recipe is None else [(recipe, _of_file(recipe, section))]
+    return [*found, ("--set", _of_settings(settings, section))]
+
+
+def _of_file(recipe: str, section: str) -> dict[str, str]:
     from cost_models.yaml_file import read_yaml
 
     content = read_yaml(Path(recipe))
-    fix = f"write {_SECTION}: {{attention: math}}; keys: {', '.join(_KEYS)}"
+    keys = "; ".join(f"keys of {name}: {', '.join(known)}" for name, known in _KEYS.items())
+    fix = f"write {_MODEL}: {{attention: math}}; {keys}"
     for name, value in content.items():
-        if name not in {_SECTION, "schema_version"}:
+        if name not in {*_KEYS, "schema_version"}:
             raise JobError(where=recipe, field=name, value=value, rule="is no section of a recipe", fix=fix)
-    section = content.get(_SECTION, {})
-    if not isinstance(section, Mapping):
-        raise JobError(where=recipe, field=_SECTION, value=section, rule="must be a mapping", fix=fix)
-    return _options(section, where=recipe)
+    found = content.get(section, {})
+    if not isinstance(found, Mapping):
+        raise JobError(where=recipe, field=section, value=found, rule="must be a mapping", fix=fix)
+    return _options(found, section=section, where=recipe)
 
 
-def _of_settings(settings: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _of_settings(settings: Settings, section: str) -> dict[str, str]:
     found = {}
     for key, value in settings:
-        section, _, name = key.partition(".")
-        if section != _SECTION:
-            known = [f"{_SECTION}.{option}" for option in _KEYS]
+        its_section, _, name = key.partition(".")
+        if its_section not in _KEYS:
+            known = [f"{known}.{option}" for known, options in _KEYS.items() for option in options]
             raise JobError(
                 where="--set", field=key, value=value, rule="is not known", fix=nearest(key, known)
             )
-        found[name] = value
-    return _options(found, where="--set")
+        if its_section == section:
+            found[name] = value
+    return _options(found, section=section, where="--set")
 
 
-def _options(section: Mapping[str, Any], *, where: str) -> dict[str, str]:
-    options = {_ALIASES.get(name, name): str(value) for name, value in section.items()}
+def _options(found: Mapping[str, Any], *, section: str, where: str) -> dict[str, str]:
+    options = {_ALIASES.get(name, name): str(value) for name, value in found.items()}
     for name in options:
-        if name not in _KEYS:
+        if name not in _KEYS[section]:
             raise JobError(
-                where=where, field=f"{_SECTION}.{name}", value=options[name], rule="is not known",
-                fix=nearest(name, _KEYS),
+                where=where, field=f"{section}.{name}", value=options[name], rule="is not known",
+                fix=nearest(name, _KEYS[section]),
             )  # fmt: skip
     return options
+
+
+def _flag(text: str, *, field: str, where: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise JobError(
+            where=where, field=field, value=text, rule="must be true or false", fix="write true or false"
+        )
+    return _FLAGS[text.lower()]

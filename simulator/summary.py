@@ -145,7 +145,10 @@ def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel, *, peaks: lis
         start, end = track.start_ns.reshape(shape), track.end_ns.reshape(shape)
         buffers = _communicator_bytes(plan, device, cost_model)
         left = cost_model.device_memory_bytes - cost_model.context_bytes - buffers
-        here = reserved_peak_bytes(device, start_ns=start, end_ns=end, capacity_bytes=left)
+        here = reserved_peak_bytes(
+            device, start_ns=start, end_ns=end,
+            expandable_segments=cost_model.expandable_segments, capacity_bytes=left,
+        )  # fmt: skip
         reserved, communicators = max(reserved, here), max(communicators, buffers)
         needed = max(needed, here + buffers + cost_model.context_bytes)
     return {
@@ -156,6 +159,7 @@ def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel, *, peaks: lis
         "needed_memory_bytes": needed,
         "device_memory_bytes": cost_model.device_memory_bytes,
         "fits": needed <= cost_model.device_memory_bytes,
+        "expandable_segments": cost_model.expandable_segments,
     }
 
 

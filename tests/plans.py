@@ -53,6 +53,7 @@ class FakeCostModel:
     distinct_sets: Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]] = lambda members: members
     device_memory_bytes: int = 1 << 40
     context_bytes: int = 0
+    expandable_segments: bool = False
     bytes_per_communicator: int = 0
     peaks: dict[str, float] = field(default_factory=lambda: {"bf16": 1e30})
     band: float = 0.0

@@ -76,6 +76,11 @@ class ClusterCostModel:
         """Return the device memory that the driver context takes before the first tensor."""
         return self.cluster.gpu.context_bytes
 
+    @property
+    def expandable_segments(self) -> bool:
+        """Return whether segments of the allocator grow at their end (`PYTORCH_CUDA_ALLOC_CONF`)."""
+        return self.stack.expandable_segments
+
     def communicator_bytes(self, num_ranks: int) -> int:
         """Return the device memory of one communicator of `num_ranks` ranks on each of them."""
         sizes = self.cluster.communicators

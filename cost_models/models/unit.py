@@ -33,6 +33,7 @@ class UnitCostModel:
     name = "unit costs"
     launch_overhead_s = 0.0
     run_ahead_kernels = None
+    expandable_segments = False
     blocking: tuple[str, ...] = ()
     device_memory_bytes = _NO_LIMIT_BYTES
     context_bytes = 0

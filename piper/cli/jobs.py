@@ -80,7 +80,8 @@ def _predict_plan(
     hardware = {
         name: job[name] for name in ("cluster", "stack", "mfu_convention") if job.get(name) is not None
     }
-    found = predict_plan(plan, steps=steps, engine=engine, **hardware)
+    changes = tuple(entry for entry in job.get("settings") or () if _is_of_hardware(entry))
+    found = predict_plan(plan, steps=steps, engine=engine, settings=changes, **hardware)
     return plan, Result(name=target, summary=found.result, timeline=found.timeline, plan=plan)
 
 
@@ -89,6 +90,7 @@ def _read_plan(target: str, strategy: str, job: dict[str, Any]) -> Plan:
     from simulator.plan.codec import load_plan
 
     stated = {"strategy": strategy or None} | {name: job.get(name) for name in _FIXED_IN_A_PLAN}
+    stated["settings"] = tuple(entry for entry in job.get("settings") or () if not _is_of_hardware(entry))
     for name, value in stated.items():
         if value not in (None, ()):
             raise InputError(
@@ -99,3 +101,8 @@ def _read_plan(target: str, strategy: str, job: dict[str, Any]) -> Plan:
                 fix="leave it out, or give the model instead of the plan",
             )
     return load_plan(target)
+
+
+def _is_of_hardware(setting: tuple[str, str]) -> bool:
+    """Tell whether a `--set` changes what a plan meets, not the plan."""
+    return setting[0].startswith("cost.")

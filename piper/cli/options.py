@@ -162,14 +162,16 @@ _JOB_OPTIONS = (
     click.option(
         "--recipe",
         metavar="FILE",
-        help="YAML file whose section model names kernels: attention, norm, activation, cross_entropy.",
+        help="YAML file that changes the stack: model (attention, norm, activation, cross_entropy), cost "
+        "(expandable_segments).",
     ),
     click.option(
         "--set",
         "settings",
         type=KeyValue("model.attention=math"),
         multiple=True,
-        help="One value of a recipe, such as model.cross_entropy=chunked (repeatable).",
+        help="One value of a recipe, such as model.cross_entropy=chunked or cost.expandable_segments=true "
+        "(repeatable).",
     ),
     click.option(
         "--mfu-convention",

@@ -130,7 +130,7 @@ def _predicted_s(compiled: CompiledJob) -> float:
     from piper.predict import predict_plan
 
     job = compiled.job
-    found = predict_plan(compiled.plan, cluster=job.cluster, stack=job.stack)
+    found = predict_plan(compiled.plan, cluster=job.cluster, stack=job.stack, settings=job.settings)
     return float(found.result["step_time_s"])
 
 

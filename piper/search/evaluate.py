@@ -61,7 +61,9 @@ class Evaluator:
         from piper.models import find_model
 
         self.source = find_model(self.job.model)
-        self.cluster, self.cost_model = load_hardware(self.job.cluster, self.job.stack)
+        self.cluster, self.cost_model = load_hardware(
+            self.job.cluster, self.job.stack, recipe=self.job.recipe, settings=self.job.settings
+        )
         self.seq_len = seq_len_of(self.job, self.source)
         if self.job.gpus is None or self.job.global_batch is None:
             raise JobError(

@@ -86,6 +86,7 @@ class ScaledCostModel:
         self.eager_limit_bytes = inner.eager_limit_bytes
         self.device_memory_bytes = inner.device_memory_bytes
         self.context_bytes = inner.context_bytes
+        self.expandable_segments = inner.expandable_segments
         self.peak_flops_per_s = inner.peak_flops_per_s
 
     def communicator_bytes(self, num_ranks: int) -> int:

@@ -110,10 +110,21 @@ def run_allocator(
 
 
 def reserved_peak_bytes(
-    device: DevicePlan, *, start_ns: Ints, end_ns: Ints, capacity_bytes: int = UNLIMITED
+    device: DevicePlan,
+    *,
+    start_ns: Ints,
+    end_ns: Ints,
+    expandable_segments: bool = False,
+    capacity_bytes: int = UNLIMITED,
 ) -> int:
-    """Return the most bytes that the allocator reserves; times are int64 [steps, tasks]."""
-    run = run_allocator(device, start_ns=start_ns, end_ns=end_ns, capacity_bytes=capacity_bytes)
+    """Return the most bytes that the allocator reserves; arguments as in `run_allocator`."""
+    run = run_allocator(
+        device,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        expandable_segments=expandable_segments,
+        capacity_bytes=capacity_bytes,
+    )
     return run.reserved_peak_bytes
 
 

@@ -5,7 +5,7 @@ import pytest
 from cost_models.errors import InputError
 from piper.capture import KernelChoice
 from piper.predict import Job, load_hardware, predict
-from piper.recipe import kernels_of
+from piper.recipe import kernels_of, stack_of
 from piper.strategy import load_strategy
 
 
@@ -32,11 +32,12 @@ def test_a_setting_wins_over_the_recipe_and_the_recipe_over_the_stack(tmp_path):
         ([("model.attention", "maths")], "attention", "math"),
         ([("modle.attention", "math")], "modle.attention", "model.attention"),
         ([("model.device", "cpu")], "model.device", ""),
+        ([("cost.expandable_segment", "on")], "cost.expandable_segment", "expandable_segments"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one(settings, field, fix):
     with pytest.raises(InputError) as caught:
-        kernels_of(hardware(), settings=settings)
+        predict(Job(model="tiny-llama", settings=tuple(settings)))
     assert caught.value.field == field
     assert fix in caught.value.fix
 
@@ -48,6 +49,38 @@ def test_a_recipe_of_another_form_is_refused(tmp_path, text):
     with pytest.raises(InputError) as caught:
         kernels_of(hardware(), recipe=str(recipe))
     assert caught.value.where == str(recipe)
+
+
+def test_segments_grow_where_the_stack_the_recipe_or_a_setting_says_so(tmp_path):
+    recipe, stack = tmp_path / "recipe.yaml", tmp_path / "stack.yaml"
+    recipe.write_text("schema_version: 1\nmodel: {attention: math}\ncost: {expandable_segments: true}\n")
+    cost = "{launch_overhead: 1us, attention_kernel: flash2, expandable_segments: true, source: x}"
+    stack.write_text(f"schema_version: 1\nextends: piper\nname: mine\ncost: {cost}\n")
+    assert not stack_of("piper").expandable_segments
+    assert stack_of(str(stack)).expandable_segments
+    assert stack_of("piper", recipe=str(recipe)).expandable_segments
+    assert stack_of("piper", settings=[("cost.expandable_segments", "on")]).expandable_segments
+    last = [("cost.expandable_segments", "false")]
+    assert not stack_of(str(stack), recipe=str(recipe), settings=last).expandable_segments
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused():
+    with pytest.raises(InputError) as caught:
+        stack_of("piper", settings=[("cost.expandable_segments", "maybe")])
+    assert (caught.value.field, caught.value.rule) == ("cost.expandable_segments", "must be true or false")
+
+
+def test_expandable_segments_change_what_is_reserved_and_nothing_else():
+    def run(*settings):
+        strategy = load_strategy("pp=2,dp=4,zero=1,recompute=full")
+        found = predict(Job(model="llama3-8b", strategy=strategy, gpus=8, settings=settings)).result
+        return {key: found[key] for key in ("step_time_s", "peak_memory_bytes")}, found
+
+    (plain, whole), (grown, reserved) = run(), run(("cost.expandable_segments", "on"))
+    assert plain == grown
+    assert (whole["expandable_segments"], reserved["expandable_segments"]) == (False, True)
+    assert reserved["peak_reserved_bytes"] != whole["peak_reserved_bytes"]
+    assert reserved["peak_reserved_bytes"] >= reserved["peak_memory_bytes"]
 
 
 def test_an_unfused_attention_needs_more_memory_and_time():

@@ -16,8 +16,8 @@ K = TaskKind
 KEYS = {
     "model", "n_parameters", "n_gpus", "strategy", "schedule", "step_time_s", "makespan_s", "tokens_per_s",
     "tokens_per_s_per_gpu", "model_flops_per_step", "tflops_per_gpu", "mfu", "hfu", "mfu_convention",
-    "peak_memory_bytes", "peak_reserved_bytes", "context_bytes", "communicator_bytes", "needed_memory_bytes",
-    "device_memory_bytes", "fits",
+    "peak_memory_bytes", "peak_reserved_bytes", "expandable_segments", "context_bytes", "communicator_bytes",
+    "needed_memory_bytes", "device_memory_bytes", "fits",
     "bubble_fraction", "idle_fraction", "breakdown_s", "bubble_s", "ranks", "error_band", "provenance",
     "warnings",
 }  # fmt: skip

@@ -128,3 +128,15 @@ def test_rules_of_streams_come_back_from_the_file_and_change_no_figure(
         assert main(["simulate", str(file), "--json"]) == 0, capsys.readouterr().err
         times.append(json.loads(capsys.readouterr().out)["breakdown_s"])
     assert times[0] == times[1]
+
+
+def test_a_plan_meets_another_allocator_but_keeps_its_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["simulate", "tiny-llama", "--strategy", "pp=2", "--plan-out", plan]) == 0
+    capsys.readouterr()
+    assert main(["simulate", plan, "--set", "cost.expandable_segments=true", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expandable_segments"] is True
+    assert main(["simulate", plan, "--set", "model.attention=math"]) == 2
+    assert "which is compiled already" in capsys.readouterr().err
