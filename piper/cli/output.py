@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ import click
 from piper.errors import JobError
 
 PICTURES = (".png", ".svg")
+_NARROWEST = 60
 _PATIENCE_S = 2.0
 _PERIOD_S = 0.5
 _CLEAR = "\033[K"
@@ -38,6 +40,11 @@ def emit(result: Mapping[str, Any], *, as_json: bool, text: Callable[[], str]) -
             rule=f"cannot be written: {problem.strerror}",
             fix="write to a device with room, or close none of the standard streams",
         ) from problem
+
+
+def terminal_width() -> int:
+    """Return how many columns text may take: those of the terminal, else 160."""
+    return max(_NARROWEST, shutil.get_terminal_size(fallback=(160, 24)).columns)
 
 
 def to_json(result: Mapping[str, Any]) -> str:

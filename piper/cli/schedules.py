@@ -11,7 +11,7 @@ import click
 from cost_models.errors import InputError
 from piper.cli.catalogue import show_list
 from piper.cli.options import PositiveInt, PositiveNumber, json_option
-from piper.cli.output import emit
+from piper.cli.output import emit, terminal_width
 
 if TYPE_CHECKING:
     from piper.schedules import Costs
@@ -159,7 +159,7 @@ def _text(found: Preview) -> str:
     bubble = f"{found.bubble_fraction} = {format_share(float(found.bubble_fraction))}"
     return "\n".join(
         [
-            draw_gantt(found),
+            draw_gantt(found, width=terminal_width()),
             f"makespan {figures['makespan']}, bubble {bubble} of it",
             f"in flight on each rank {figures['in_flight']}, at most {figures['peak_in_flight']}",
         ]

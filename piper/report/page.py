@@ -13,7 +13,7 @@ from cost_models import units
 from piper.report import quantities, summary
 from piper.report.likeness import comparable_s, unlike
 from piper.report.page_data import timeline_data
-from piper.report.result import Result
+from piper.report.result import Result, left_for_tensors_bytes
 from piper.report.training import difference_lines
 
 _PART_NAMES = {
@@ -73,7 +73,7 @@ def _card(result: Result) -> dict[str, Any]:
     worst = max(figures["ranks"], key=lambda rank: int(rank["peak_memory_bytes"])) if full else {}
     data = timeline_data(result.timeline, step_time_s=result.step_time_s)
     if full:
-        data |= {"limit_bytes": figures["device_memory_bytes"], "context_bytes": figures["context_bytes"]}
+        data |= {"limit_bytes": left_for_tensors_bytes(figures)}
     return {
         "name": result.name,
         "figures": figures,

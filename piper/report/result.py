@@ -75,11 +75,10 @@ class Result:
             "step_time_s": f"{format_duration(found['step_time_s'])} per step{mfu}",
             "peak_memory_bytes": f"at most {format_bytes(found['peak_memory_bytes'])} allocated",
         }
-        taken = found["context_bytes"] + found["communicator_bytes"]
         return {
             "title": f"{found['model']} on {found['n_gpus']} GPUs: {words[main]}",
             "subtitle": f"{self.timeline.source}; {found['strategy']['shorthand']}",
-            "limit_bytes": max(found["device_memory_bytes"] - taken, 0),
+            "limit_bytes": left_for_tensors_bytes(found),
         }
 
     def save(self, folder: str | Path) -> Path:
@@ -115,6 +114,12 @@ class Result:
         import html
 
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def left_for_tensors_bytes(summary: Mapping[str, Any]) -> int:
+    """Return what a device has beside its context and communicators, of a simulated result."""
+    taken = summary["context_bytes"] + summary["communicator_bytes"]
+    return max(0, int(summary["device_memory_bytes"] - taken))
 
 
 def load_result(path: str | Path) -> Result:

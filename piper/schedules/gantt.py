@@ -6,8 +6,10 @@ import math
 from fractions import Fraction
 
 from piper.schedules.preview import Preview, Span
-from simulator.plan.task import TaskName
+from simulator.plan.task import TaskKind, TaskName
 
+_LETTERS = {TaskKind.BI: "I", TaskKind.BW: "W"}
+"""Of passes too short for their names; else the first letter of the kind."""
 _MARGIN = len("rank 000 ")
 
 
@@ -15,7 +17,8 @@ def draw_gantt(preview: Preview, *, width: int = 160) -> str:
     """Return the lines of a schedule, at most `width` characters wide where passes still fit.
 
     Each pass begins with "|" and its name, "F0" (rank with one stage) or "2F0"; a pass too short for its
-    name shows the letter alone, idle time is dots. The last line is a scale in the unit of the costs.
+    name shows a letter alone (I: BI, W: BW), idle time is dots. The last line is a scale in the unit of the
+    costs.
     """
     per_unit = _characters_per_unit(preview, max(width - _MARGIN, 1))
     lines = []
@@ -67,7 +70,8 @@ def _box(span: Span, length: int, *, single: bool) -> str:
     name = _name(span, single=single)
     if len(name) < length:
         return f"|{name}".ljust(length, " ")
-    return ("|" if length > 1 else "") + span.tasks[0].kind.name[0] * (length - (length > 1))
+    kind = span.tasks[0].kind
+    return ("|" if length > 1 else "") + _LETTERS.get(kind, kind.name[0]) * (length - (length > 1))
 
 
 def _shown(value: Fraction) -> str:

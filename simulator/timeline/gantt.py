@@ -16,24 +16,30 @@ GLYPHS = {
 }
 COMMUNICATION = "="
 IDLE = "."
-LEGEND = "F forward  B backward (I inputs, W weights)  R recompute  N norm  U update  = communication  . idle"
+LEGEND = (
+    "F forward  B backward  I its inputs  W its weights  R recompute  N norm",
+    "U update  = communication  . idle  small letters: less than half of the time",
+)
+FAINT = 8
+"""Less than an eighth of a column is not drawn."""
 
 
 def text_gantt(timeline: Timeline, *, width: int = 100) -> str:
-    """Return one line of `width` columns per rank and a legend with what is drawn.
+    """Return one line of at most `width` characters per rank and a legend with what is drawn.
 
-    A column shows what its compute stream did longest in that slice of the last step; idle columns show
-    whether any communication was on the wire.
+    A column shows what its compute stream did longest in that slice of the last step, in small letters where
+    that is less than half of it; idle columns show whether any communication was on the wire.
     """
     begin, end = timeline.window_ns
     names = [f"rank {track.rank}" for track in timeline.tracks]
     margin = max(map(len, names))
+    width = max(1, width - margin - len(" ||"))
     lines = [
         f"{name:>{margin}} |{_line(track, begin, end, width=width)}|"
         for name, track in zip(names, timeline.tracks, strict=True)
     ]
     scale = f"{'':>{margin}}  0{format_duration(end - begin):>{width - 1}}"
-    return "\n".join([*lines, scale, LEGEND])
+    return "\n".join([*lines, scale, *LEGEND])
 
 
 def format_duration(time_ns: int) -> str:
@@ -65,8 +71,11 @@ def _paint(shares: list[dict[str, int]], glyph: str, part: tuple[int, int], *, s
 
 
 def _glyph(share: dict[str, int], *, span: int) -> str:
-    """Return what fills at least half of a column: compute, else communication, else idle."""
+    """Return what fills at least half of a column: compute, else communication, else a little compute."""
     compute = {glyph: part for glyph, part in share.items() if glyph != COMMUNICATION}
-    if compute and 2 * sum(compute.values()) >= span:
-        return max(compute, key=lambda glyph: compute[glyph])
+    busy, most = sum(compute.values()), max(compute, key=lambda glyph: compute[glyph], default=IDLE)
+    if 2 * busy >= span:
+        return most
+    if FAINT * busy >= span and 2 * share.get(COMMUNICATION, 0) < span:
+        return most.lower()
     return COMMUNICATION if 2 * share.get(COMMUNICATION, 0) >= span else IDLE

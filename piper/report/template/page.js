@@ -206,7 +206,7 @@ class Drawing {
   drawMemory() {
     const height = 210, bottom = height - AXIS, rank = this.data.ranks[+this.select.value];
     const pen = this.canvas(this.memory, height), width = this.memory.clientWidth;
-    const limit = this.data.limit_bytes ? this.data.limit_bytes - this.data.context_bytes : 0;
+    const limit = this.data.limit_bytes || 0;
     const top = limit && rank.peak > limit / 4 ? Math.max(rank.peak * 1.08, limit * 1.04) : rank.peak * 1.15 || 1;
     const x = time => LEFT + (time - this.t0) / (this.t1 - this.t0) * (width - LEFT), y = bytes => bottom - bytes / top * (bottom - TOP);
     this.drawMemoryScale(pen, y, top, width);
@@ -224,7 +224,9 @@ class Drawing {
     });
     if (limit && limit <= top) {
       pen.strokeStyle = colour("--bad"); pen.setLineDash([6, 4]); pen.beginPath(); pen.moveTo(LEFT, y(limit)); pen.lineTo(width, y(limit)); pen.stroke(); pen.setLineDash([]);
-      pen.fillStyle = colour("--bad"); pen.textAlign = "right"; pen.fillText("device minus context: " + gib(limit), width - 6, y(limit) + 9);
+      const label = "left for tensors: " + gib(limit), below = y(limit) + 9;
+      pen.fillStyle = colour("--bad"); pen.strokeStyle = colour("--card"); pen.lineWidth = 4; pen.textAlign = "right";
+      pen.strokeText(label, width - 6, below); pen.fillText(label, width - 6, below); pen.lineWidth = 1;
     }
     pen.restore(); this.drawAxis(pen, x, bottom, width);
   }

@@ -195,6 +195,20 @@ def test_search_refuses_what_it_cannot_read(option: list[str], capsys: pytest.Ca
     assert "\nfix: " in capsys.readouterr().err
 
 
+def test_plot_as_text_has_a_line_of_letters_per_rank_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    strategy = ["--gpus", "4", "--strategy", "pp=4", "--global-batch", "8"]
+    assert main(["simulate", "tiny-llama", *strategy, "--out", str(tmp_path / "o")]) == 0
+    capsys.readouterr()
+    assert main(["plot", str(tmp_path / "o"), "--text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines[:4]] == [80] * 4
+    assert all("F" in line.upper() and "B" in line.upper() for line in lines[:4])
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_plot_and_report_take_folders_results_and_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
