@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHANGES = 8
 SHOWN_PARTS = 6
+SHOWN_NAMES = 3
 _COPIED = ("step_time_s", "bubble_fraction", "idle_fraction", "breakdown_s", "bubble_s", "fits")
 
 
@@ -30,7 +31,7 @@ def explain_prediction(prediction: Prediction) -> dict[str, Any]:
     Raises: ValueError for a plan file: what a job was is not known there.
     """
     from simulator import build_workload
-    from simulator.insight import critical_path, try_changes
+    from simulator.insight import critical_path, slowed_on_path, try_changes
 
     compiled = prediction.compiled
     if compiled is None:
@@ -48,6 +49,16 @@ def explain_prediction(prediction: Prediction) -> dict[str, Any]:
             "by_kind_s": {name: time / 1e9 for name, time in by_kind.items()},
             "by_pipeline_rank_s": {name: time / 1e9 for name, time in by_rank.items()},
         },
+        "sharing": [
+            {
+                "kind": slow.kind,
+                "alone_s": slow.alone_ns / 1e9,
+                "lasted_s": slow.lasted_ns / 1e9,
+                "beside": list(slow.beside),
+                "over": list(slow.over),
+            }
+            for slow in slowed_on_path(plan, workload, timeline, path=path)
+        ],
         "slack": _slack(plan, workload, timeline),
         "what_if": [
             {
@@ -102,6 +113,7 @@ def explanation_text(result: Result, explained: Mapping[str, Any]) -> str:
             "what limits it: the critical path of the step",
             *_share_lines(explained["critical_path"]["by_kind_s"], step),
             *_share_lines(_ranks(explained["critical_path"]["by_pipeline_rank_s"]), step),
+            *sharing_lines(explained["sharing"]),
         ],
         ["how late tasks may be without moving the end", *_slack_lines(explained["slack"])],
         ["what would help most (simulated again)", *_change_lines(explained["what_if"])],
@@ -145,6 +157,24 @@ def _share_lines(parts: Mapping[str, float], step_s: float) -> list[str]:
         for name, seconds in list(parts.items())[:SHOWN_PARTS]
     ]
     return aligned(rows, left_columns=1) if rows else []
+
+
+def sharing_lines(sharing: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of each kind how much slower its parts of the path were for sharing, beside whom, over what."""
+    return [
+        f"  {slow['kind']}{_times(slow)} +{format_duration(slow['lasted_s'] - slow['alone_s'])} by sharing "
+        f"{_few(slow['over'])} with {_few(slow['beside'])}"
+        for slow in [slow for slow in sharing if slow["over"]][:SHOWN_PARTS]
+    ]
+
+
+def _times(slow: Mapping[str, Any]) -> str:
+    return f" {slow['lasted_s'] / slow['alone_s']:.2f}x" if slow["alone_s"] else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = list(names[:SHOWN_NAMES])
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def _slack_lines(slack: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from simulator.insight.critical_path import CriticalPath, PathPart, critical_path
 from simulator.insight.slack import latest_end_ns, slack_ns
+from simulator.insight.slowed import Slowed, slowed_on_path
 from simulator.insight.what_if import ScaledCostModel, Scales, WhatIf, try_changes
 
 __all__ = [
@@ -9,9 +10,11 @@ __all__ = [
     "PathPart",
     "ScaledCostModel",
     "Scales",
+    "Slowed",
     "WhatIf",
     "critical_path",
     "latest_end_ns",
     "slack_ns",
+    "slowed_on_path",
     "try_changes",
 ]

@@ -61,15 +61,7 @@ class CriticalPath:
 
     def by_kind_ns(self, plan: Plan) -> dict[str, int]:
         """Return ns of the last step's path by kind, most first: F, B, ..., exposed_pp, ..., host."""
-        labels = [label for device in plan.device_plans for label in communication_labels(plan, device)]
-        kinds = [kind for device in plan.device_plans for kind in device.tasks.kind.tolist()]
-        return self._summed(
-            [
-                TaskKind(kind).name if label in BUSY else label.name.lower()
-                for kind, label in zip(kinds, labels, strict=True)
-            ],
-            host=HOST,
-        )
+        return self._summed(kind_names(plan), host=HOST)
 
     def by_rank_ns(self, workload: Workload) -> dict[str, int]:
         """Return ns of the last step's path by pipeline rank, most first."""
@@ -92,6 +84,18 @@ class CriticalPath:
             found[name] = found.get(name, 0) + part.within(self.window_ns)
         ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
         return {name: time for name, time in ordered if time}
+
+
+def kind_names(plan: Plan) -> list[str]:
+    """Return what every task is called where time is summed by kind: F, B, ..., exposed_pp, ..."""
+    found = []
+    for device in plan.device_plans:
+        labels = communication_labels(plan, device)
+        found += [
+            TaskKind(kind).name if label in BUSY else label.name.lower()
+            for kind, label in zip(device.tasks.kind.tolist(), labels, strict=True)
+        ]
+    return found
 
 
 def critical_path(workload: Workload, timeline: Timeline) -> CriticalPath:

@@ -10,6 +10,7 @@ import pytest
 from piper.capture import capture
 from piper.cli import main
 from piper.models import find_model
+from piper.report.explanation import sharing_lines
 from piper.report.saved import largest_saved
 
 
@@ -29,6 +30,23 @@ def test_the_path_and_the_breakdown_each_fill_the_step_and_bubble_phases_fill_th
     for kind in found["slack"].values():
         assert 0 <= kind["n_critical"] <= kind["n"]
         assert 0 <= kind["median_s"] <= kind["largest_s"]
+
+
+def test_what_sharing_slows_is_said_by_kind_with_factor_resource_and_neighbours(capsys):
+    for slow in explained(capsys, "--strategy", "pp=2,dp=2")["sharing"]:
+        assert 0 <= slow["alone_s"] < slow["lasted_s"]
+    sharing = [
+        {
+            "kind": "exposed_dp", "alone_s": 0.010, "lasted_s": 0.013, "over": ["NVLink out of rank 0"],
+            "beside": ["exposed_pp", "exposed_tp"],
+        },
+        {"kind": "F", "alone_s": 0.0, "lasted_s": 1e-9, "over": [], "beside": []},
+        {"kind": "B", "alone_s": 1.0, "lasted_s": 1.5, "over": list("abcd"), "beside": ["exposed_dp"]},
+    ]  # fmt: skip
+    assert sharing_lines(sharing) == [
+        "  exposed_dp 1.30x +3.000 ms by sharing NVLink out of rank 0 with exposed_pp, exposed_tp",
+        "  B 1.50x +500.0 ms by sharing a, b, c and 1 more with exposed_dp",
+    ]
 
 
 def test_changes_come_by_what_they_gain_and_a_tiny_model_gains_most_without_launches(capsys):
