@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from cost_models.errors import CostModelError
 from cost_models.gpu import Gpu
 from cost_models.price import CollectiveKind, Provenance
 from cost_models.read_gpu import provenance
@@ -53,7 +54,7 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         communicators=Communicators(
             pair_bytes=sizes.size("pair", zero_ok=True), group_bytes=sizes.size("group", zero_ok=True)
         ),
-        channels=_channels(file.section("channels", _CHANNELS)) if "channels" in file else Channels(),
+        channels=_channels(file, gpu) if "channels" in file else Channels(),
         gpus_per_host_link=(
             file.section("host", ("gpus_per_link",)).integer("gpus_per_link") if "host" in file else 1
         ),
@@ -77,9 +78,20 @@ def _curve(section: Section, basis: Provenance) -> Curve:
     )
 
 
-def _channels(section: Section) -> Channels:
-    """Return the channels that the section names; those that it does not name are the default's."""
-    return Channels(**{name: section.integer(name) for name in section.names()})
+def _channels(file: Section, gpu: Gpu) -> Channels:
+    """Return the channels that the file names; those that it does not name are the default's."""
+    section = file.section("channels", _CHANNELS)
+    given = {name: section.integer(name) for name in section.names()}
+    for name, number in given.items():
+        if not number < gpu.processors:
+            raise CostModelError(
+                where=section.where,
+                field=f"channels.{name}",
+                value=number,
+                rule=f"must be below the {gpu.processors} processors of {gpu.name}: each channel holds one",
+                fix="give what the communication library logs (NCCL_DEBUG=INFO)",
+            )
+    return Channels(**given)
 
 
 def _inter(file: Section) -> InterNode:

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("piper", deadline=None)  # laws hold on a busy machine, too
+settings.load_profile("piper")
 
 GOLDEN = Path(__file__).parent / "golden"
 

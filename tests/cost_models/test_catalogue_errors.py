@@ -4,6 +4,7 @@ import pytest
 
 from cost_models import load_cluster, load_gpu, load_stack
 from cost_models.errors import CostModelError
+from cost_models.topology import Channels, Spine
 
 
 @pytest.fixture
@@ -97,6 +98,7 @@ def test_a_file_without_a_section_says_which(write):
         (load_gpu, GPU + "peak: {bf61: 1TFLOP/s, source: me}\n", "peak.bf61", "'bf16'"),
         (load_cluster, CLUSTER + "max_node: 2\n", "max_node", "'max_nodes'"),
         (load_cluster, CLUSTER + "intra: {bandwith: 1GB/s, source: me}\n", "intra.bandwith", "'bandwidth'"),
+        (load_cluster, CLUSTER + "channels: {rings: 8, source: me}\n", "channels.rings", "'ring'"),
         (
             load_stack,
             STACK + "cost: {launch_overhed: 1us, source: me}\n",
@@ -220,6 +222,49 @@ def test_a_collective_cannot_be_faster_than_its_link(write):
     error = caught(load_cluster, write(CLUSTER + "intra: {bandwidth: 100GB/s, latency: 1us, source: me}\n"))
     assert error.field == "intra_collectives.all_reduce.bandwidth"
     assert "must not exceed the link" in error.rule
+
+
+def test_channels_that_a_file_does_not_name_are_those_of_the_library(write):
+    cluster = load_cluster(write(CLUSTER + "channels: {ring: 8, source: me}\n"))
+    assert cluster.channels == Channels(ring=8)
+    assert cluster.sources["channels"] == "me"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "true"])
+def test_channels_must_be_whole_numbers(write, value):
+    error = caught(load_cluster, write(CLUSTER + f"channels: {{per_rail: {value}, source: me}}\n"))
+    assert (error.field, error.rule) == ("channels.per_rail", "must be a whole number >= 1")
+
+
+def test_channels_leave_processors_for_the_computation(write):
+    error = caught(load_cluster, write(CLUSTER + "channels: {messages: 132, source: me}\n"))
+    assert (error.field, error.value) == ("channels.messages", 132)
+    assert "below the 132 processors of h100-sxm" in error.rule
+
+
+NETWORK = "inter: {{nics_per_node: 8, nic_bandwidth: 400Gb/s, nic_latency: 17us, source: me, spine: {}}}\n"
+
+
+def test_a_spine_that_carries_less_is_read_and_checked(write):
+    spine = "{nodes_per_leaf: 32, oversubscription: 2}"
+    cluster = load_cluster(write(CLUSTER + NETWORK.format(spine)))
+    assert cluster.network().spine == Spine(nodes_per_leaf=32, oversubscription=2.0)
+    assert load_cluster("dgx-h100").network().spine is None
+    for spine, field in (
+        ("{nodes_per_leaf: 0, oversubscription: 2}", "inter.spine.nodes_per_leaf"),
+        ("{nodes_per_leaf: 32, oversubscription: 0}", "inter.spine.oversubscription"),
+        ("{nodes_per_leaf: 32}", "inter.spine.oversubscription"),
+        ("{nodes_per_leafs: 32, oversubscription: 2}", "inter.spine.nodes_per_leafs"),
+        ("2", "inter.spine"),
+    ):
+        assert caught(load_cluster, write(CLUSTER + NETWORK.format(spine))).field == field
+
+
+def test_devices_that_share_a_link_to_the_host_must_fill_the_node(write):
+    assert load_cluster(write(CLUSTER + "host: {gpus_per_link: 2, source: me}\n")).gpus_per_host_link == 2
+    error = caught(load_cluster, write(CLUSTER + "host: {gpus_per_link: 3, source: me}\n"))
+    assert (error.field, error.value) == ("host.gpus_per_link", 3)
+    assert "must divide the 8 GPUs of a node" in error.rule
 
 
 @pytest.mark.parametrize("value", ["11us", "[33us, 11us]", "[1us]", "[-1us, 2us]"])

@@ -304,3 +304,51 @@ def test_a_communicator_of_one_rank_takes_no_memory():
     assert model.communicator_bytes(1) == 0
     assert model.communicator_bytes(2) == 342 * 2**20
     assert model.communicator_bytes(64) == 392 * 2**20
+
+
+def test_a_large_matmul_is_bound_by_processors_and_a_thin_one_by_memory():
+    """See the formulas of `MatmulSpec`; the latency scales with neither."""
+    large, thin = matmul(8192, 8192, 8192, direction="wgrad"), matmul(16, 4096, 4096)
+    use = H100.operation_use(large)
+    assert (use.memory_s, use.memory_bytes) == (0, 0)
+    assert use.processor_s == pytest.approx(1.05 * large.flops / (0.73 * 989.4e12))
+    use = H100.operation_use(thin)
+    assert (use.processor_s, use.memory_bytes) == (0, thin.bytes)
+    assert use.memory_s == pytest.approx(thin.bytes / (0.7 * 3.35e12))
+
+
+def test_attention_over_a_long_sequence_is_bound_by_processors():
+    use = H100.operation_use(attention())
+    assert use.processor_s > 0
+    assert use.memory_s == 0
+
+
+@pytest.mark.parametrize("kind", BANDWIDTH_KINDS)
+def test_kernels_that_only_move_memory_are_bound_by_it(kind):
+    use = H100.operation_use(moving(kind, 2**30))
+    assert (use.processor_s, use.memory_bytes) == (0, 2**30)
+    assert use.memory_s == pytest.approx(2**30 / (H100.gpu.bandwidth_bound.fraction[kind] * 3.35e12))
+
+
+@given(
+    kernel=st.one_of(
+        st.builds(matmul, *[st.integers(1, 2**15)] * 3, direction=st.sampled_from(["fwd", "wgrad"])),
+        st.builds(attention, seq=st.integers(1, 2**15), direction=st.sampled_from(["fwd", "bwd"])),
+        st.builds(
+            grouped, st.integers(1, 2**15), groups=st.integers(1, 64), size_bytes=st.integers(0, 2**36)
+        ),
+        st.builds(moving, st.sampled_from(BANDWIDTH_KINDS), st.integers(0, 2**36)),
+    )
+)
+def test_what_bounds_a_kernel_and_its_latency_are_its_price(kernel):
+    use, price = H100.operation_use(kernel), H100.operation(kernel)
+    latency_s = price.seconds - use.processor_s - use.memory_s
+    assert min(use.processor_s, use.memory_s) == 0
+    assert 0 < latency_s <= 15e-6 * (1 + 1e-6) + 1e-9 * price.seconds
+    assert use.memory_bytes <= use.memory_s * H100.gpu.memory_bytes_per_s
+
+
+def test_the_use_of_a_kernel_is_that_of_one_of_its_count():
+    model = cluster_cost_model("dgx-h100")
+    one, many = matmul(64, 64, 64), matmul(64, 64, 64, count=7)
+    assert model.operation_use(one) == model.operation_use(many)

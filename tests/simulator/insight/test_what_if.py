@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 
+from cost_models import CollectiveKind, Operation, OpKind, cluster_cost_model
 from simulator import build_workload, simulate
-from simulator.insight import try_changes
+from simulator.insight import ScaledCostModel, Scales, try_changes
 from simulator.plan import TaskKind
 from tests.plans import Costs, FakeCostModel, PlanBuilder, one_f_one_b_rows, pipeline_plan
 from tests.random_plans import PRICES, plans
@@ -52,3 +55,38 @@ def test_another_path_takes_over_and_the_gain_is_less_than_the_path_promises():
     _, found = tried(builder.build(), FakeCostModel(transfer_ns=lambda *_: 20))
     (message,) = [w for w in found if w.change == "pp communication 2x as fast"]
     assert (message.promised_ns, message.gain_ns) == (10, 2)
+
+
+def test_what_takes_half_as_long_holds_as_large_a_share_of_links_twice_as_fast():
+    inner = cluster_cost_model("dgx-h100")
+    scales = Scales(inside_nodes=0.5, between_nodes=0.25, host_copies=0.5)
+    scaled = ScaledCostModel(inner, scales, node_of=inner.cluster.node)
+    size = 2**26
+
+    def held(model):
+        near, far, ranks = np.arange(8)[None], np.array([[0, 8]]), np.array([0])
+        reduce, here = CollectiveKind.ALL_REDUCE, {"size_bytes": size, "num_ranks": 16}
+        works = [
+            (
+                model.collective_use(reduce, members=near, **here),
+                model.collective(reduce, size_bytes=size, ranks=range(8)),
+            ),
+            (
+                model.transfer_use(pairs=far, **here),
+                model.transfer(size_bytes=size, source_rank=0, target_rank=8),
+            ),
+            (model.host_copy_use(ranks=ranks, to_host=True, **here), model.host_copy(size_bytes=size)),
+        ]
+        for use, price in works:
+            capacity = model.machine(16).link_bytes_per_s[use.links]
+            yield (use.link_bytes / capacity / (price.seconds - use.latency_s)).max()
+
+    assert list(held(scaled)) == pytest.approx(list(held(inner)))
+
+
+def test_a_kernel_that_is_made_faster_is_so_in_all_that_bounds_it():
+    inner = cluster_cost_model("dgx-h100")
+    scaled = ScaledCostModel(inner, Scales(operations={OpKind.COPY: 0.5}), node_of=inner.cluster.node)
+    copy = Operation(kind=OpKind.COPY, name="copy", shape=(8,), dtype="bf16", flops=0, bytes=2**30)
+    assert scaled.operation_use(copy).memory_s == inner.operation_use(copy).memory_s / 2
+    assert scaled.operation_use(copy).memory_bytes == 2**30
