@@ -16,22 +16,44 @@ from simulator.timeline.attribution import attribute
 from tests.attribution_one_by_one import labels_one_by_one, phases_one_by_one
 from tests.plans import FakeCostModel, exact_price
 from tests.random_plans import PRICES, plans
+from tests.random_sharing import random_sharing
 from tests.strategies import compile_drawn, drawn
 
 
 class _Run:
-    """A plan with its workload and a timeline whose columns are put together: [steps, tasks]."""
+    """A plan with its workload and a timeline whose columns are put together: [steps, tasks].
 
-    def __init__(self, plan, prices, steps, engine):
-        self.plan = plan
+    `choose`: of what is shared and how durations vary from step to step, or None: nothing is shared.
+    """
+
+    def __init__(self, plan, prices, steps, engine, choose=None):
+        self.plan, self.prices, self.engine = plan, prices, engine
         self.work = build_workload(plan, prices)
-        self.timeline = simulate(plan, prices, steps=steps, workload=self.work, engine=engine)
+        if choose is not None:
+            self.work = shared(self.work, choose)
+        self.timeline = self.simulated(self.work, steps)
         for name in ("start_ns", "end_ns", "ready_ns", "dispatch_ns"):
             rows = [getattr(track, name).reshape(steps, -1) for track in self.timeline.tracks]
             setattr(self, name, np.concatenate(rows, axis=1))
+        self.alone_ns = np.stack([self.work.step_duration_ns(step) for step in range(steps)])
+
+    def simulated(self, work, steps):
+        return simulate(self.plan, self.prices, steps=steps, workload=work, engine=self.engine)
 
 
-RUNS = st.builds(_Run, plans(), PRICES, st.integers(1, 3), st.sampled_from(list(ENGINES)))
+def shared(work, choose):
+    """Return the workload where links, processors and memory are shared, sometimes with noise."""
+    noisy = None
+    if choose.random() < 0.5:
+        noise = [[choose.randint(-3, 9) for _ in range(work.num_tasks)] for _ in range(2)]
+        noisy = np.maximum(work.duration_ns + np.array(noise, dtype=np.int64).reshape(2, -1), 0)
+    return replace(work, noisy_ns=noisy, sharing=random_sharing(work, choose))
+
+
+ENGINE_NAMES, STEPS = st.sampled_from(list(ENGINES)), st.integers(1, 3)
+RANDOM = st.randoms(use_true_random=False)
+SHARED_RUNS = st.builds(_Run, plans(), PRICES, STEPS, ENGINE_NAMES, RANDOM)
+RUNS = st.one_of(st.builds(_Run, plans(), PRICES, STEPS, ENGINE_NAMES), SHARED_RUNS)
 SEEDS = [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 400))]
 LAWS = settings(max_examples=30, deadline=None)
 
@@ -60,15 +82,48 @@ def test_spans_of_a_stream_follow_one_another_in_dispatch_order(run):
 @LAWS
 @given(run=RUNS)
 def test_work_is_conserved_and_no_task_beats_its_price_or_its_host(run):
-    took = run.end_ns - run.start_ns
-    compute = run.work.is_compute
+    took, compute = run.end_ns - run.start_ns, run.work.is_compute
+    alone = run.alone_ns[:, drivers(run.work)]
     received_late = (run.work.partner != NONE) & run.work.eager & ~run.work.is_send
-    assert (took[:, ~compute & ~received_late] == run.work.duration_ns[~compute & ~received_late]).all()
-    assert (took[:, compute] >= run.work.duration_ns[compute]).all()
-    assert (took[:, received_late] <= run.work.duration_ns[received_late]).all()
+    assert (took >= alone)[:, ~received_late].all()
     assert (run.end_ns >= run.dispatch_ns).all()
-    stretched = took[:, compute] > run.work.duration_ns[compute]
-    assert (run.end_ns[:, compute] == run.dispatch_ns[:, compute])[stretched].all()
+    if run.work.sharing is None:
+        assert (took == alone)[:, ~compute & ~received_late].all()
+        assert (took <= alone)[:, received_late].all()
+        stretched = (took > alone)[:, compute]
+        assert (run.end_ns[:, compute] == run.dispatch_ns[:, compute])[stretched].all()
+
+
+def drivers(work):
+    """Return by task who says how long it takes: itself, the sender, or the first member of a collective."""
+    found = np.arange(work.num_tasks)
+    receives = (work.partner != NONE) & ~work.is_send
+    found[receives] = work.partner[receives]
+    for members in work.members.to_rows():
+        found[members] = members[0]
+    return found
+
+
+@LAWS
+@given(run=SHARED_RUNS)
+def test_sharing_makes_nothing_earlier(run):
+    alone = run.simulated(replace(run.work, sharing=None), run.timeline.num_steps)
+    for shared_track, track in zip(run.timeline.tracks, alone.tracks, strict=True):
+        assert (shared_track.start_ns >= track.start_ns).all()
+        assert (shared_track.end_ns >= track.end_ns).all()
+
+
+@LAWS
+@given(run=SHARED_RUNS)
+def test_no_link_carries_more_than_it_can(run):
+    """What all flows put on a link, at full speed, takes the link at most as long as the run lasts."""
+    share, work = run.work.sharing, run.work
+    carried_ns = np.zeros(share.num_links)
+    wire_ns = np.maximum(run.alone_ns - share.latency_ns[work.price], 0).sum(axis=0)
+    for task in np.flatnonzero((drivers(work) == np.arange(work.num_tasks)) & ~work.is_compute):
+        entries = slice(*share.link_starts[work.price[task] : work.price[task] + 2])
+        carried_ns[share.links[entries]] += share.uses[entries] * wire_ns[task]
+    assert (carried_ns <= run.timeline.makespan_ns * (1 + 1e-6)).all()
 
 
 @LAWS
@@ -89,7 +144,8 @@ def test_a_transfer_ends_after_both_ends_have_started_and_members_of_a_collectiv
 def test_the_makespan_is_at_least_the_critical_path_and_the_busiest_stream_and_host(run):
     steps, work = run.timeline.num_steps, run.work
     longest = np.zeros(work.num_tasks, dtype=np.int64)
-    floor = np.where(work.eager & ~work.is_send, 0, work.duration_ns)
+    received_late = work.eager & ~work.is_send
+    floor = np.where(received_late, 0, run.alone_ns[:, drivers(work)].min(axis=0))
     for task in range(work.num_tasks):
         before = [int(longest[wait]) for wait in work.waits.row(task)]
         longest[task] = max(before, default=0) + floor[task]
@@ -146,9 +202,11 @@ def test_attribution_takes_measured_spans_that_overlap_or_are_late(run, choose):
 
 
 @LAWS
-@given(plan=plans(), prices=PRICES)
-def test_more_steps_change_nothing_in_the_steps_before(plan, prices):
-    short, long = (simulate(plan, prices, steps=steps) for steps in (2, 4))
+@given(run=RUNS)
+def test_more_steps_change_nothing_in_the_steps_before(run):
+    """Without sharing: a further step that a rank runs ahead into takes links from this one."""
+    work = replace(run.work, sharing=None)
+    short, long = (run.simulated(work, steps) for steps in (2, 4))
     for few, many in zip(short.tracks, long.tracks, strict=True):
         kept = many.step < 2
         assert many.start_ns[kept].tolist() == few.start_ns.tolist()
@@ -156,10 +214,18 @@ def test_more_steps_change_nothing_in_the_steps_before(plan, prices):
 
 
 @LAWS
-@given(plan=plans(), prices=PRICES, engine=st.sampled_from(list(ENGINES)))
-def test_the_same_plan_gives_the_same_rows_twice(plan, prices, engine):
-    first, second = (simulate(plan, prices, engine=engine) for _ in range(2))
-    assert first.rows() == second.rows()
+@given(run=RUNS)
+def test_the_same_plan_gives_the_same_rows_twice(run):
+    assert run.simulated(run.work, run.timeline.num_steps).rows() == run.timeline.rows()
+
+
+@LAWS
+@given(run=RUNS)
+def test_every_time_is_a_whole_number_of_ns_in_64_bits(run):
+    for track in run.timeline.tracks:
+        for name in ("dispatch_ns", "ready_ns", "start_ns", "end_ns", "memory_ns", "memory_bytes"):
+            assert getattr(track, name).dtype == np.int64, name
+    assert run.timeline.step_end_ns.dtype == np.int64
 
 
 class PricedBySize(FakeCostModel):
