@@ -6,6 +6,7 @@ All functions take the object of `piper simulate --json` (CONTRACT) and return l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from cost_models.units import format_bytes, format_duration
@@ -17,6 +18,7 @@ Result = Mapping[str, Any]
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _BAR_WIDTH = 30
 _MOST_RANKS = 8
+_MANY_EQUAL = 4
 _SHORT_CLASSES = {
     "parameters": "params",
     "gradients": "grads",
@@ -47,8 +49,17 @@ def heading_lines(result: Result) -> list[str]:
     return [
         f"{model} on {result['n_gpus']} GPUs of {result['cluster']}",
         f"strategy    {result['strategy']['shorthand']}",
-        *([f"stages      {' + '.join(map(str, cut))} segments"] if cut else []),
+        *([f"stages      {_joined(cut)} segments"] if cut else []),
     ]
+
+
+def _joined(counts: Sequence[int]) -> str:
+    """Write counts as a sum; more than `_MANY_EQUAL` equal ones in a row once: 8 + 62 x 14 + 9."""
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return " + ".join(
+        f"{times} x {count}" if times > _MANY_EQUAL else " + ".join([str(count)] * times)
+        for count, times in runs
+    )
 
 
 def assumption_lines(defaults: Mapping[str, Any]) -> list[str]:

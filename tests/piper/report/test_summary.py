@@ -130,3 +130,10 @@ def test_small_memory_is_shown_in_a_small_unit() -> None:
     assert title == "memory at each rank's peak, KiB"
     assert heading.split()[4:7] == ["params", "work", "peak"]
     assert row.split()[3:6] == ["60.00", "1.00", "61.00"]
+
+
+def test_many_equal_stages_are_counted_instead_of_listed() -> None:
+    result = figures() | {"segments_per_stage": [8, *[14] * 62, 9]}
+    assert "stages      8 + 62 x 14 + 9 segments" in summary.heading_lines(result)
+    few = result | {"segments_per_stage": [57, 56, 56, 58]}
+    assert "stages      57 + 56 + 56 + 58 segments" in summary.heading_lines(few)
