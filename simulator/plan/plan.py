@@ -310,11 +310,10 @@ class DevicePlan:
         first, number = distinct_rows(columns)
         rows = zip(*(column[first].tolist() for column in columns), strict=True)
         texts = [self._before_and_after_microbatch(*row) for row in rows]
+        before, after = [text[0] for text in texts], [text[1] for text in texts]
+        shown = [*map(str, range(int(table.microbatch.max(initial=NONE)) + 1)), ""]  # of NONE: the last
         pairs = zip(number.tolist(), table.microbatch.tolist(), strict=True)
-        return tuple(
-            f"{texts[row][0]}{'' if microbatch == NONE else microbatch}{texts[row][1]}"
-            for row, microbatch in pairs
-        )
+        return tuple([before[row] + shown[microbatch] + after[row] for row, microbatch in pairs])
 
     def _before_and_after_microbatch(self, *row: int) -> tuple[str, str]:
         """Return what stands before and after the microbatch in the code of a task."""

@@ -220,11 +220,12 @@ def _draw_lane(canvas: _Canvas, lane: _Lane) -> set[TaskKind]:
     names: dict[int, TaskName] = {}
     bars_by_colour: dict[str, list[tuple[float, float]]] = {}
     run = _Run()
-    for span in chosen.tolist():
-        task = int(track.task[span])
-        name = names.setdefault(task, TaskName.parse(track.codes[task]))
-        start = max(int(track.start_ns[span]), canvas.begin)
-        stop = min(int(track.end_ns[span]), canvas.end)
+    starts = np.maximum(track.start_ns[chosen], canvas.begin).tolist()
+    stops = np.minimum(track.end_ns[chosen], canvas.end).tolist()
+    for task, start, stop in zip(track.task[chosen].tolist(), starts, stops, strict=True):
+        if task not in names:
+            names[task] = TaskName.parse(track.codes[task])
+        name = names[task]
         bar = ((start - canvas.begin) / canvas.unit_ns, (stop - start) / canvas.unit_ns)
         colour = _colour(track, name)
         bars_by_colour.setdefault(colour, []).append(bar)
