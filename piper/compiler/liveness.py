@@ -5,8 +5,9 @@ A tensor is made by one task and touched by others; the last of them frees it. K
 operation saved for the backward (until B; what the gradients of parameters need until BW), and boundary
 tensors that a later task reads. A recomputed segment keeps nothing inside: its R makes it again. A boundary
 tensor that only its own task reads is scratch. Between two B flow gradients of boundary tensors. Tokens and
-labels wait on the host: each F or R takes a copy, which lives on for every B that reads it. Tensors made and
-freed by the same tasks are one buffer.
+labels wait on the host: each F or R takes a copy, which lives on for every B that reads it. Parts of the
+gradient of a parameter that several B of a stage make are summed first. Tensors made and freed by the same
+tasks are one buffer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cost_models.ops import DTYPE_BYTES
 from piper.compiler.local import LocalModel, Value
 from piper.compiler.readers import BACKWARD, Readers, span
 from piper.graph import Graph, Node
@@ -72,6 +74,7 @@ class Liveness:
                 self._receive(position, node)
             if node.first_segment >= 0:
                 self._scratch(position, node)
+        self._shared_gradients()
         return list(self._found.values())
 
     def _forward(self, position: int, node: Node) -> None:
@@ -125,10 +128,12 @@ class Liveness:
                 size = self.local.values_bytes(gradient_values(self.local, node, target))
                 self._add(position, [place], size, what=flowing)
             elif target.is_exchange:
-                size = sum(self.local.exchange_bytes(target, v)[0] for v in self._taken(node, target))
+                taken = self._taken(node, target.values)
+                size = sum(self.local.exchange_bytes(target, value)[0] for value in taken)
                 self._add(position, [place], size, what=flowing)
-            elif target.kind is TaskKind.SEND_B and self._first_source(target) == position:
-                size = self.local.outside_values_bytes(self.graph.crossings[target.edge].grad_values)
+            elif target.kind is TaskKind.SEND_B:
+                crossing = self.graph.crossings[target.edge].grad_values
+                size = self.local.outside_values_bytes(self._taken(node, crossing))
                 self._add(position, [place], size, what=leaving)
 
     def _exchange(self, position: int, node: Node) -> None:
@@ -151,15 +156,13 @@ class Liveness:
     def _receive(self, position: int, node: Node) -> None:
         crossing = self.graph.crossings[node.edge]
         down = node.kind is TaskKind.RECV_F
-        readers = self._readers.targets(node)
-        kept: list[int] = []
-        if down:
-            for value in crossing.values:
-                kept += self._readers.kept_for(value, through=node)
-        size = self.local.message_bytes(crossing, gradients=not down)
-        kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
-        what = "received activation" if down else "received gradient"
-        self._add(position, readers + kept, size, what=(node.stage, kind, what))
+        text = "received activation" if down else "received gradient"
+        for value in crossing.values if down else crossing.grad_values:
+            kept = self._readers.kept_for(value, through=node) if down else []
+            readers = self._readers.of_received(node, value)
+            size = self.local.message_bytes(crossing, (value,))
+            kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
+            self._add(position, readers + kept, size, what=(node.stage, kind, text))
 
     def _scratch(self, position: int, node: Node) -> None:
         size = max(self._workspace(segment, node) for segment in span(node))
@@ -227,6 +230,24 @@ class Liveness:
             size = self.local.model_input_bytes(segment)
             self._add(position, readers, size, what=(node.stage, MemoryClass.ACTIVATIONS, what))
 
+    def _shared_gradients(self) -> None:
+        """Add gradients of parameters whose parts of one microbatch come from several tasks of a stage.
+
+        They are summed before they are added to the gradients of the step, from the first part to the last.
+        """
+        parts: dict[tuple[int, str], list[int]] = {}
+        trained = self.local.model.trained_numel
+        for position, node in enumerate(self.nodes):
+            if node.kind in {TaskKind.B, TaskKind.BW}:
+                used = {name: None for i in span(node) for name in self.local.segment(i).parameters}
+                for name in used:
+                    parts.setdefault((node.stage, name), []).append(position)
+        for (stage, name), (first, *more) in parts.items():
+            if more and name in trained:
+                size = self.local.parameter_numel(name) * DTYPE_BYTES[self.graph.dtype]
+                what = (stage, MemoryClass.WORKSPACE, "gradients of parameters used again")
+                self._add(first, more[-1:], size, what=what)
+
     @cached_property
     def _copies(self) -> dict[int, tuple[int, int]]:
         """By segment whose activations wait on the host: the copies to and from it."""
@@ -240,15 +261,10 @@ class Liveness:
             for segment in self.local.offloaded(node)
         }
 
-    def _first_source(self, node: Node) -> int:
-        incoming = self.graph.incoming.get(node.uid, ())
-        sources = [self._readers.position[e.source] for e in incoming if e.source in self._readers.position]
-        return min(place for place in sources if self.nodes[place].kind in BACKWARD)
-
-    def _taken(self, node: Node, exchange: Node) -> Iterable[Value]:
-        """Return the boundary tensors whose gradients an exchange takes from a B or BI."""
+    def _taken(self, node: Node, values: Iterable[Value]) -> list[Value]:
+        """Return the boundary tensors, of those given, whose gradients a B or BI makes."""
         inputs = {value for i in span(node) for value in self.local.segment(i).inputs}
-        return [value for value in exchange.values if value in inputs]
+        return [value for value in values if value in inputs]
 
     def _made_by(self, node: Node) -> list[Value]:
         return [(i, o) for i in span(node) for o in range(len(self.local.segment(i).outputs))]
@@ -283,7 +299,7 @@ def message_bytes(graph: Graph, local: LocalModel, node: Node) -> int:
         return local.exchanged_bytes(node)
     crossing = graph.crossings[node.edge]
     down = node.kind in {TaskKind.SEND_F, TaskKind.RECV_F}
-    return local.message_bytes(crossing, gradients=not down)
+    return local.message_bytes(crossing, crossing.values if down else crossing.grad_values)
 
 
 def gradient_values(local: LocalModel, source: Node, target: Node) -> tuple[Value, ...]:

@@ -99,9 +99,8 @@ class LocalModel:
         """Return the bytes of several boundary tensors between stages."""
         return sum(map(self.outside_bytes, values))
 
-    def message_bytes(self, edge: Edge, *, gradients: bool) -> int:
+    def message_bytes(self, edge: Edge, values: Iterable[Value]) -> int:
         """Return the bytes of a transfer: the share of a rank of the finer end (`piper.graph.regrouping`)."""
-        values = edge.grad_values if gradients else edge.values
         ours = self.graph.axis_size("dp", stage=self.stage)
         finest = max((edge.source_stage, edge.target_stage), key=self._replicas)
         pieces = max(1, self._replicas(finest) // ours)

@@ -37,6 +37,19 @@ class Readers:
     def _read_by(self) -> dict[Value, list[int]]:
         return {}
 
+    def of_received(self, node: Node, value: Value) -> list[int]:
+        """Return the tasks that take a tensor (RECV_B: its gradient) directly from a receive."""
+        targets = self.targets(node)
+        if node.kind is TaskKind.RECV_F:
+            found = [at for at in targets if self._carries(self.nodes[at], value)]
+        else:
+            found = [at for at in targets if self._takes_gradient_of(self.nodes[at], value)]
+        return found or targets
+
+    def _takes_gradient_of(self, node: Node, value: Value) -> bool:
+        """Return whether a node takes the gradient of a boundary tensor, to go back through what made it."""
+        return value in node.values if node.is_exchange else value[0] in span(node)
+
     def _find_readers(self, value: Value) -> list[int]:
         segment, output = value
         found = [
@@ -74,10 +87,44 @@ class Readers:
                 continue
             if consumer in self.recomputed and not self._same_unit(value[0], consumer):
                 found += self._recompute_tasks.get(consumer, ())
-                found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
+                if self._is_kept_by_remade(value, consumer, at):
+                    found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
             elif consumer not in self.recomputed and self.local.segment(consumer).inputs_saved[at]:
                 found += self.gradient_tasks(consumer, weights=self.input_for_weights(consumer, at))
+            elif self._is_leaf(value, consumer, through):
+                found += self.gradient_tasks(consumer, weights=False)
         return found
+
+    def _is_kept_by_remade(self, value: Value, consumer: int, at: int) -> bool:
+        """Return whether an input of what is made again lives on until B: not if B has no use for it.
+
+        What is also sent does: only B comes surely after that.
+        """
+        producer, output = value
+        needs_gradient = self.local.segment(producer).outputs[output].requires_grad
+        return needs_gradient or self.local.segment(consumer).inputs_saved[at] or self._is_sent(value)
+
+    def _is_sent(self, value: Value) -> bool:
+        uid = self._forward_uid.get(value[0])
+        edges = () if uid is None else self.graph.outgoing.get(uid, ())
+        targets = [self.graph.node[edge.target] for edge in edges if edge.target in self.position]
+        return any(target.kind is TaskKind.SEND_F and self._carries(target, value) for target in targets)
+
+    def _is_leaf(self, value: Value, consumer: int, through: Node | None) -> bool:
+        """Return whether autograd begins anew at an input: it lives until its gradient is there.
+
+        So it is with what another stage made, and between what is made again and what is not; exchanges
+        within a stage belong to one graph.
+        """
+        producer, output = value
+        if not self.local.segment(producer).outputs[output].requires_grad:
+            return False
+        if through is not None:
+            return through.kind is TaskKind.RECV_F
+        stages = self.graph.stage_of_segment
+        if stages[producer] != stages[consumer]:
+            return True
+        return (producer in self.recomputed) != (consumer in self.recomputed)
 
     def _carrier(self, value: Value, consumer: int) -> Node | None:
         """Return the receive or exchange from which a segment's F takes a boundary tensor, or None."""

@@ -40,10 +40,12 @@ class OpenGraph:
     Args:
         inputs: leaves that need a gradient.
         outputs: results that need one.
+        held: ledger keys of the leaves, which live until their gradient is there.
     """
 
     inputs: dict[Value, Tensor]
     outputs: dict[Value, OpenEnd]
+    held: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class StepState:
     reads_left: Counter[tuple[int, Value]]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
-    partial: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
+    partial: dict[tuple[int, int, str], tuple[Tensor, int]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     grad_norm: float | None = None
@@ -101,6 +103,12 @@ class StepState:
 
     def read(self, microbatch: int, value: Value) -> Tensor:
         """Return a boundary tensor for one of its readers; the last one lets it go."""
+        tensor, held = self.take(microbatch, value)
+        self.ledger.release(held)
+        return tensor
+
+    def take(self, microbatch: int, value: Value) -> tuple[Tensor, int]:
+        """Return a boundary tensor for one of its readers, which holds it from now on by a ledger key."""
         key = (microbatch, value)
         with self._lock:
             found = self._values.get(key)
@@ -108,9 +116,10 @@ class StepState:
             tensor, held = found or (torch.empty(0), 0)
             self.reads_left[key] -= 1
             if self.reads_left[key] == 0:
-                del self._values[key]
-                self.ledger.release(held)
-        return tensor
+                del self._values[key]  # the last reader takes over what was held
+            else:
+                self.ledger.hold(tensor, MemoryClass.ACTIVATIONS)
+        return tensor, held
 
     def add_gradient(self, microbatch: int, value: Value, gradient: tuple[Order, Tensor]) -> None:
         """Keep the gradient of a boundary tensor that one consumer computed."""
@@ -133,6 +142,17 @@ class StepState:
             total = tensor if total is None else total + tensor
             self.ledger.release(held)
         return total
+
+    def keep_part(self, use: tuple[int, int, str], part: Tensor) -> None:
+        """Keep what (stage, microbatch, parameter) has of its gradient until the other parts are there."""
+        self.partial[use] = (part, self.ledger.hold(part, MemoryClass.WORKSPACE))
+
+    def take_part(self, use: tuple[int, int, str]) -> Tensor | None:
+        """Return what was kept, if anything."""
+        part, held = self.partial.pop(use, (None, 0))
+        if part is not None:
+            self.ledger.release(held)
+        return part
 
     def check_empty(self) -> None:
         """Raise InternalError when something was made and never used: the plan lost a task."""

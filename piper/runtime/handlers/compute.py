@@ -21,7 +21,7 @@ from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
 from piper.runtime.routes import Island, Value
 from piper.runtime.step import OpenEnd, OpenGraph, StepState
-from simulator.plan import Task
+from simulator.plan import MemoryClass, Task
 
 
 class Place(NamedTuple):
@@ -59,6 +59,8 @@ def backward(context: RankContext, step: StepState, task: Task) -> None:
     with _accumulating(place, island, parameters):
         if wanted and seeds:
             torch.autograd.backward([end.edge for end in graph.outputs.values()], seeds, inputs=wanted)
+    for key in graph.held:
+        context.ledger.release(key)
     for value, leaf in graph.inputs.items():
         known = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         step.add_gradient(microbatch, value, ((island.stage, island.first), known))
@@ -71,26 +73,40 @@ def loss_gradient(context: RankContext) -> Tensor:
 
 def _run(place: Place, island: Island, *, keep: bool) -> dict[Value, Tensor]:
     """Run an island; with `keep`, leave its graph for B."""
-    routes = place.context.routes
-    leaves = {value: _leaf(place, value) for value in island.inputs}
-    if not keep:
-        return _call(place, island, leaves)
-    for value, leaf in leaves.items():
-        leaf.requires_grad_(routes.requires_grad(value))
-    with torch.enable_grad(), place.context.ledger.saved():
+    leaves: dict[Value, Tensor] = {}
+    held: dict[Value, int] = {}
+    for value in island.inputs:
+        leaves[value], held[value] = _leaf(place, value)
+    if keep:
+        outputs = _call_with_graph(place, island, leaves)
+        inputs = {value: leaf for value, leaf in leaves.items() if leaf.requires_grad}
+        place.step.graphs[place.microbatch, island.first] = OpenGraph(
+            inputs=inputs,
+            outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
+            held=tuple(held.pop(value) for value in inputs),
+        )
+    else:
         outputs = _call(place, island, leaves)
-    place.step.graphs[place.microbatch, island.first] = OpenGraph(
-        inputs={value: leaf for value, leaf in leaves.items() if leaf.requires_grad},
-        outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
-    )
+    for key in held.values():
+        place.context.ledger.release(key)
     return outputs
 
 
-def _leaf(place: Place, value: Value) -> Tensor:
+def _leaf(place: Place, value: Value) -> tuple[Tensor, int]:
+    """Return an input of an island, cut from what made it, and the ledger key that holds it."""
     segment, number = value
     if segment < 0:
-        return place.context.model_input(place.step, place.microbatch, number)
-    return place.step.read(place.microbatch, value).detach()
+        copy = place.context.model_input(place.step, place.microbatch, number)
+        return copy, place.context.ledger.hold(copy, MemoryClass.ACTIVATIONS)
+    tensor, key = place.step.take(place.microbatch, value)
+    return tensor.detach(), key
+
+
+def _call_with_graph(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Value, Tensor]:
+    for value, leaf in leaves.items():
+        leaf.requires_grad_(place.context.routes.requires_grad(value))
+    with torch.enable_grad(), place.context.ledger.saved():
+        return _call(place, island, leaves)
 
 
 def _call(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Value, Tensor]:
@@ -151,12 +167,15 @@ def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> 
     """Sum the parts of one microbatch, then add them to the fp32 sum of the step [Note: summation tree]."""
     stage, name = use
     step, key = place.step, (stage, place.microbatch, name)
+    total = step.take_part(key)
     if gradient is not None:
-        part = step.partial.get(key)
-        step.partial[key] = gradient if part is None else part + gradient
+        total = gradient if total is None else total + gradient
     step.uses_left[key] -= 1
-    if step.uses_left[key] == 0 and key in step.partial:
-        total = step.partial.pop(key)
+    if total is None:
+        return
+    if step.uses_left[key]:
+        step.keep_part(key, total)
+    else:
         place.context.state.gradient_of(name).add_(total.reshape(-1))
 
 

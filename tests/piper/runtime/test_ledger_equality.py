@@ -19,6 +19,7 @@ from piper.runtime import RunOutcome, run_local
 from piper.strategy import load_strategy
 from simulator.memory import memory_curve
 from simulator.plan import DevicePlan, MemoryClass
+from tests.piper.runtime.toy import SEQ
 
 STEPS = 2
 GROUPS = (
@@ -105,6 +106,10 @@ def test_after_every_task_a_rank_holds_the_bytes_that_the_simulation_allocates(s
     ("model", "strategy", "options"),
     [
         ("tiny-moe", "pp=2,dp=2,zero=1,recompute=full", {}),
+        ("tests.piper.runtime.toy:crossing", "pp=3,dp=2,zero=1,recompute=full", {"seq_len": SEQ}),
+        ("tests.piper.runtime.toy:crossing", "pp=6", {"seq_len": SEQ}),
+        ("tests.piper.runtime.toy:frozen", "pp=2,recompute=full", {"seq_len": SEQ}),
+        ("tests.piper.runtime.toy:frozen", "pp=3,dp=2,zero=1", {"seq_len": SEQ}),
         ("tiny-llama", "pp=2,dp=2,zero=1", {"dtype": "bf16"}),
         ("tiny-llama", "dp=2,zero=1", {"optimizer": "sgd"}),
         ("tiny-llama", "pp=2", {"clip_grad_norm": None, "micro_batch": 2}),

@@ -20,6 +20,7 @@ from piper.errors import RunFailedError
 from piper.runtime.handlers import compute, transfers
 from piper.runtime.worker import Flight, Worker
 from tests.piper.runtime.test_ledger_equality import compiled_job, run
+from tests.piper.runtime.toy import SEQ
 
 ROUNDS, PAUSE_S = 50, 0.01
 """Other streams may be between making a tensor and holding it: what is wrong stays wrong."""
@@ -94,10 +95,13 @@ def _audited(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tiny-llama", "pp=1"),
         ("tiny-llama", "pp=2,recompute=full"),
         ("tiny-moe", "pp=2,zero=1"),
+        ("tests.piper.runtime.toy:crossing", "pp=2,recompute=full"),
+        ("tests.piper.runtime.toy:frozen", "pp=2"),
     ],
 )
 def test_no_tensor_lives_outside_of_the_ledger(model: str, strategy: str) -> None:
-    run(compiled_job(strategy, model=model, global_batch=2))
+    sizes = {"global_batch": 2} | ({"seq_len": SEQ} if "toy" in model else {})
+    run(compiled_job(strategy, model=model, **sizes))
 
 
 @pytest.mark.usefixtures("_audited")

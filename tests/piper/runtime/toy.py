@@ -1,7 +1,7 @@
 """A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds.
 
 `crossing` lets every layer take tensors from several stages before, and the embedding's weight; `frozen`
-layers, and what is below them, are not trained.
+layers, and what is below them, are not trained. Capture refuses layers that change their input (`in_place`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ VOCABULARY, HIDDEN, HEADS, SEQ = 32, 24, 2, 12
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, in_place: bool) -> None:
         super().__init__()
+        self.in_place = in_place
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.RMSNorm(HIDDEN)
         self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
         self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
@@ -30,7 +31,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, _ = x.shape
-        x += self.shift
+        if self.in_place:
+            x += self.shift
+        else:
+            x = x + self.shift
         q, k, v = (
             part.view(batch, seq, HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
         )
@@ -48,12 +52,13 @@ class Toy(nn.Module):
         dropout: float = 0.0,
         crossing: bool = False,
         frozen: int = 0,
+        in_place: bool = True,
     ) -> None:
         super().__init__()
         self.crossing = crossing
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
         self.position = nn.Parameter(torch.zeros(SEQ, HIDDEN))
-        self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(dropout, in_place) for _ in range(layers))
         self.norm = nn.RMSNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
         if tied:
@@ -82,3 +87,13 @@ class Toy(nn.Module):
 def toy(**options: object) -> partial[Toy]:
     """Return a factory of a toy model."""
     return partial(Toy, **options)
+
+
+def crossing() -> Toy:
+    """Return a tied toy whose layers take tensors from several stages before, for capture."""
+    return Toy(crossing=True, tied=True, in_place=False)
+
+
+def frozen() -> Toy:
+    """Return a toy whose first two layers are not trained, for capture."""
+    return Toy(frozen=2, dropout=0.1, in_place=False)
