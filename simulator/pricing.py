@@ -63,14 +63,37 @@ def whole_ns(seconds: float, *, of: str) -> int:
     return rules.duration_ns(seconds)
 
 
-def price_tasks(plan: Plan, cost_model: CostModel) -> tuple[PriceTable, npt.NDArray[np.int64]]:
-    """Return the price table, and its row for every task (NONE: nothing to do), device plan by device plan.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a row of the price table is the price of.
 
+    Args:
+        work: index in `Plan.works`, or NONE.
+        kind: of a transfer (its send), a collective or a host copy; NONE for work.
+        size_bytes: as in `Task`.
+        source, target: transfers: pipeline ranks. Host copies: both are where the copy is made.
+        group: collectives: index in `Plan.groups`.
+    """
+
+    work: int = NONE
+    kind: int = NONE
+    size_bytes: int = 0
+    source: int = NONE
+    target: int = NONE
+    group: int = NONE
+
+
+def price_tasks(
+    plan: Plan, cost_model: CostModel
+) -> tuple[PriceTable, npt.NDArray[np.int64], list[Question]]:
+    """Return the price table, its row for every task (NONE: nothing to do), and what each row but the last is.
+
+    Tasks lie device plan by device plan.
     Raises: CostModelError naming the work, message or collective whose price is no finite number >= 0.
     """
     pricer = _Pricer(plan=plan, cost_model=cost_model)
     rows = pricer.price_all()
-    return pricer.table(), rows
+    return pricer.table(), rows, pricer.questions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,6 +118,7 @@ class _Pricer:
     plan: Plan
     cost_model: CostModel
     rows: list[_Row] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
     operations: dict[Hashable, Price] = field(default_factory=dict)
     sets: dict[Hashable, Sequence[Sequence[int]]] = field(default_factory=dict)
 
@@ -113,18 +137,29 @@ class _Pricer:
         sends, peer, group, work = np.isin(kind, _SENDS), column("peer"), column("group"), column("work")
         source, target = np.where(sends, here, peer), np.where(sends, peer, here)
         found = np.full(len(kind), NONE, dtype=np.int64)
+        copied = {"kind": kind, "size_bytes": size, "source": here, "target": here}
         for chosen, columns, price in (
-            (work != NONE, (work,), self._operations),
-            (np.isin(kind, _TRANSFERS), (source, target, size), self._transfer),
-            (np.isin(kind, _COLLECTIVES), (kind, group, size), self._collective),
-            (np.isin(kind, _COPIES), (size,), self._host_copy),
+            (work != NONE, {"work": work}, self._operations),
+            (
+                np.isin(kind, _TRANSFERS),
+                {"source": source, "target": target, "size_bytes": size},
+                self._transfer,
+            ),
+            (
+                np.isin(kind, _COLLECTIVES),
+                {"kind": kind, "group": group, "size_bytes": size},
+                self._collective,
+            ),
+            (np.isin(kind, _COPIES), copied, self._host_copy),
         ):
             where = np.flatnonzero(chosen)
-            asked = [values[where] for values in columns]
+            asked = [values[where] for values in columns.values()]
             first, number = distinct_rows(asked)
             found[where] = len(self.rows) + number
-            questions = zip(*(values[first].tolist() for values in asked), strict=True)
-            self.rows += [price(*question) for question in questions]
+            rows = zip(*(values[first].tolist() for values in asked), strict=True)
+            questions = [Question(**dict(zip(columns, row, strict=True))) for row in rows]
+            self.questions += questions
+            self.rows += [price(question) for question in questions]
         return found
 
     def table(self) -> PriceTable:
@@ -138,8 +173,8 @@ class _Pricer:
             provenance_s=np.array([row.provenance_s for row in rows]),
         )
 
-    def _operations(self, number: int) -> _Row:
-        work = self.plan.works[number]
+    def _operations(self, question: Question) -> _Row:
+        work = self.plan.works[question.work]
         row = _Row(num_kernels=work.num_kernels)
         for operation in work.operations:
             if operation not in self.operations:
@@ -148,27 +183,25 @@ class _Pricer:
             row.add(self.operations[operation], count=operation.count)
         return row
 
-    def _transfer(self, source: int, target: int, size: int) -> _Row:
-        def pairs() -> list[tuple[int, int]]:
-            mesh = self.plan.mesh
-            return list(zip(mesh.ranks(pp=source), mesh.ranks(pp=target), strict=True))
-
+    def _transfer(self, question: Question) -> _Row:
+        source, target, size = question.source, question.target, question.size_bytes
         return self._slowest_of(
-            self._distinct(("transfer", source, target), pairs),
+            self._distinct(("transfer", source, target), lambda: transfer_pairs(self.plan, source, target)),
             lambda pair: self.cost_model.transfer(size_bytes=size, source_rank=pair[0], target_rank=pair[1]),
             what=f"transfer of {size} bytes from pipeline rank {source} to {target}",
         )
 
-    def _collective(self, kind: int, number: int, size: int) -> _Row:
-        group, asked = self.plan.groups[number], COLLECTIVE_OF[TaskKind(kind)]
+    def _collective(self, question: Question) -> _Row:
+        size, group = question.size_bytes, self.plan.groups[question.group]
+        asked = COLLECTIVE_OF[TaskKind(question.kind)]
         return self._slowest_of(
-            self._distinct(("collective", number), lambda: group.members),
+            self._distinct(("collective", question.group), lambda: group.members),
             lambda ranks: self.cost_model.collective(asked, size_bytes=size, ranks=ranks),
             what=f"{asked.value} of {size} bytes over group {group.name}",
         )
 
-    def _host_copy(self, size: int) -> _Row:
-        row = _Row()
+    def _host_copy(self, question: Question) -> _Row:
+        row, size = _Row(), question.size_bytes
         row.add(_valid(self.cost_model.host_copy(size_bytes=size), f"host copy of {size} bytes"), count=1)
         return row
 
@@ -187,6 +220,12 @@ class _Pricer:
         row = _Row()
         row.add(max((_valid(ask(ranks), what) for ranks in sets), key=lambda price: price.seconds), count=1)
         return row
+
+
+def transfer_pairs(plan: Plan, source: int, target: int) -> list[tuple[int, int]]:
+    """Return who sends to whom when pipeline rank `source` sends to `target`: (rank, rank) by replica."""
+    mesh = plan.mesh
+    return list(zip(mesh.ranks(pp=source), mesh.ranks(pp=target), strict=True))
 
 
 def _valid(price: Price, what: str) -> Price:

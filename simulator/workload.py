@@ -20,6 +20,7 @@ from simulator.matching import Matching, match_tasks
 from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, IndexLists, Plan
 from simulator.pricing import PriceTable, price_tasks, whole_ns
 from simulator.sharing import Sharing
+from simulator.sharing.demands import share
 
 Ints = npt.NDArray[np.int64]
 COMPUTE_VALUES = np.array(sorted(COMPUTE_KINDS), dtype=np.int64)
@@ -110,9 +111,13 @@ class Workload:
         return int(np.searchsorted(self.device_starts, task, side="right")) - 1
 
 
-def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
+def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True) -> Workload:
     """Price and match the tasks of `plan`.
 
+    Args:
+        plan: what to run.
+        cost_model: prices, and what things hold while they run.
+        contention: False: nothing slows anything else.
     Raises: IllegalPlanError if a transfer or collective has no counterpart; CostModelError if a price is
         no finite number >= 0; PlanError if the step is longer than 2^62 ns.
     """
@@ -123,7 +128,7 @@ def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
     tables = [device.tasks for device in plan.device_plans]
     kind = np.concatenate([table.kind for table in tables])
     is_compute = np.isin(kind, COMPUTE_VALUES)
-    prices, price = price_tasks(plan, cost_model)
+    prices, price, questions = price_tasks(plan, cost_model)
     duration = np.where(price == NONE, 0, prices.duration_ns[price])
     kernels = np.where(is_compute, np.where(price == NONE, 0, prices.num_kernels[price]), 1)
     stream = np.concatenate([t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)])
@@ -149,6 +154,18 @@ def build_workload(plan: Plan, cost_model: CostModel) -> Workload:
         codes=codes,
         pipeline_rank=np.array([device.pipeline_rank for device in plan.device_plans], dtype=np.int64),
         n_devices=plan.replicas,
+        sharing=share(
+            plan,
+            cost_model,
+            questions=questions,
+            prices=prices,
+            price=price,
+            stream=stream,
+            is_compute=is_compute,
+            matching=matching,
+        )
+        if contention
+        else None,
     )
     require_in_range(workload, steps=1)
     return workload

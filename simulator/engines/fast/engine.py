@@ -80,8 +80,7 @@ def _shared_step(
     from simulator.engines.fast.shared_kernel import run_until  # compiled or loaded only where it is needed
 
     durations = workload.duration_ns[None] if workload.noisy_ns is None else workload.noisy_ns
-    arrays["tasks"]["processors"] = sharing.processors
-    more = shared_arrays(workload, sharing, max_steps=max_steps)
+    more = shared_arrays(workload, sharing, arrays["tasks"], max_steps=max_steps)
     both = {name: found for name, found in arrays.items() if name != "todo"} | more
     last, processors = max_steps - 1, sharing.num_processors
     return lambda step: bool(run_until(step, last, processors, flat(durations), *both.values()))
@@ -94,8 +93,6 @@ def _arrays(workload: Workload, *, max_steps: int) -> Arrays:
     flags = ("is_compute", "is_host_copy", "is_send", "eager")
     streams["device"] = np.repeat(np.arange(workload.num_devices), np.diff(workload.stream_starts))
     lay_out(tasks, streams, *(flat(getattr(workload, name)) for name in (*columns, *flags)))
-    rows = len(workload.prices.duration_ns)
-    tasks["row"] = np.where(workload.price == NONE, rows - 1, workload.price)
     return {
         "tasks": tasks,
         "times": np.empty((4, workload.num_tasks * max_steps), dtype=np.int64),

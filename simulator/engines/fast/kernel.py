@@ -47,8 +47,8 @@ TASK = np.dtype(
         ("other", np.int32),  # the other end of a transfer, or the number of a collective
         ("following", np.int32),  # the next task on the same stream, or PENDING
         ("kept", np.int32),  # the first of the streams that wait for this task, or PENDING
-        ("row", np.int32),  # of the price table; the last row: nothing to do
-        ("processors", np.int32),  # that it holds as a communication, where devices are shared
+        ("row", np.int32),  # where things are shared: its kind of flow,
+        ("processors", np.int32),  # and what it holds as a communication
         ("kind", np.int8),
     ],
     align=True,

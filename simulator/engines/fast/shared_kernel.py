@@ -236,8 +236,9 @@ def _has_waited(
 @njit
 def _end_communication(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, demands: Records,
-    links: Records, link_numbers: Ints, groups: Records, members: Ints, todo: Ints, ended: Ints,
-    remaining: Ints, unsettled_links: Ints, unsettled_devices: Ints, slot: int, now: int,
+    links: Records, link_numbers: Ints, uses: Floats, link_places: Ints, link_now: Floats,
+    device_numbers: Ints, device_places: Ints, device_now: Floats, groups: Records, members: Ints, todo: Ints,
+    ended: Ints, remaining: Ints, unsettled_links: Ints, unsettled_devices: Ints, slot: int, now: int,
 ) -> None:  # fmt: skip
     """Let the flow of a slot end now, on all its members."""
     instance = slots[slot].task
@@ -245,68 +246,72 @@ def _end_communication(
     offset = instance - task
     kind = tasks[task].kind
     if slots[slot].state == MOVING:
-        row = slots[slot].row
-        for entry in range(demands[row].first, demands[row].last):
-            _unsettle_link(links, unsettled_links, link_numbers[entry])
-    memory = slots[slot].state == MOVING and demands[slots[slot].row].memory > 0.0
+        _load(slots, demands, links, link_numbers, uses, link_places, link_now, unsettled_links, slot, 0.0)
+        flow = slots[slot].kind
+        for entry in range(demands[flow].first_device, demands[flow].last_device):
+            device_now[device_places[entry]] = 0.0
+            _unsettle_device(devices, unsettled_devices, device_numbers[entry])
     slots[slot].state = IDLE
     if kind == COLLECTIVE:
         group = tasks[task].other
         for index in range(groups[group].first, groups[group].last):
-            member = members[index]
-            if memory:
-                _unsettle_device(devices, unsettled_devices, streams[tasks[member].stream].device)
             _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining,
-                    offset + member, now)  # fmt: skip
+                    offset + members[index], now)  # fmt: skip
         return
-    if memory:
-        _unsettle_device(devices, unsettled_devices, streams[tasks[task].stream].device)
     _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
     if kind == HOST_COPY:
         return
     peer = np.int64(tasks[task].other)
-    if memory:
-        _unsettle_device(devices, unsettled_devices, streams[tasks[peer].stream].device)
     if kind == SEND or times[READY, offset + peer] != PENDING:
         times[START, offset + peer] = max(times[READY, offset + peer], times[READY, instance])
         _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, offset + peer, now)
 
 
 @njit
+def _load(
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
+    link_now: Floats, unsettled_links: Ints, slot: int, factor: float,
+) -> None:  # fmt: skip
+    """Let a flow load its links (factor 1), or no more (0)."""
+    flow = slots[slot].kind
+    for entry in range(demands[flow].first, demands[flow].last):
+        link_now[link_places[entry]] = factor * uses[entry]
+        _unsettle_link(links, unsettled_links, link_numbers[entry])
+
+
+@njit
 def _enter_links(
-    slots: Records, demands: Records, links: Records, link_numbers: Ints, unsettled_links: Ints,
-    fresh: Ints, slot: int, now: int,
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
+    link_now: Floats, device_places: Ints, device_now: Floats, unsettled_links: Ints, fresh: Ints, slot: int,
+    now: int,
 ) -> None:  # fmt: skip
     """Let bytes flow; the speed is known when this ns settles."""
     slots[slot].state = MOVING
     slots[slot].since = now
     slots[slot].speed = 0.0
     _push(fresh, slot)
-    row = slots[slot].row
-    for entry in range(demands[row].first, demands[row].last):
-        _unsettle_link(links, unsettled_links, link_numbers[entry])
+    _load(slots, demands, links, link_numbers, uses, link_places, link_now, unsettled_links, slot, 1.0)
+    flow = slots[slot].kind
+    for entry in range(demands[flow].first_device, demands[flow].last_device):
+        device_now[device_places[entry]] = demands[flow].memory
 
 
 @njit
 def _begin_communication(
-    tasks: Records, slots: Records, demands: Records, links: Records, link_numbers: Ints, durations: Ints,
-    heap: Ints, fresh: Ints, unsettled_links: Ints, instance: int, now: int,
+    tasks: Records, slots: Records, demands: Records, durations: Ints, heap: Ints, instance: int, now: int,
 ) -> int:  # fmt: skip
-    """Put a flow in the slot of who drives it; return the slot if it takes no time at all, or PENDING."""
+    """Put a flow in the slot of who drives it; return the slot if it has no latency, or PENDING."""
     task, step = instance % len(tasks), instance // len(tasks)
     slot: int = tasks[task].stream
     duration = durations[min(step, len(durations) - 1), task]
     slots[slot].task = instance
-    slots[slot].row = tasks[task].row
+    slots[slot].kind = tasks[task].row
     latency = _latency_ns(demands[tasks[task].row].latency, duration)
     slots[slot].left = float(duration - latency)
     slots[slot].state = LATENCY
-    if latency > 0:
-        _time(heap, slots, slot, now + latency)
-    elif duration > 0:
-        _enter_links(slots, demands, links, link_numbers, unsettled_links, fresh, slot, now)
-    else:
+    if latency == 0:
         return slot
+    _time(heap, slots, slot, now + latency)
     return PENDING
 
 
@@ -326,22 +331,15 @@ def _set_speed(heap: Ints, slots: Records, slot: int, speed: float, now: int) ->
 
 
 @njit
-def _loads(slots: Records, demands: Records, link_numbers: Ints, slot: int, link: int) -> int:
-    """Return the entry with which the flow of a slot loads a link, or PENDING."""
-    if slots[slot].state != MOVING:
-        return PENDING
-    row = slots[slot].row
-    for entry in range(demands[row].first, demands[row].last):
-        if link_numbers[entry] == link:
-            return entry
-    return PENDING
-
-
-@njit
 def _look_at(
-    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_slots: Ints,
-    looked_at: Ints, flows: Ints, link: int, follow: bool,
-) -> None:  # fmt: skip
+    slots: Records,
+    links: Records,
+    link_slots: Ints,
+    link_now: Floats,
+    looked_at: Ints,
+    flows: Ints,
+    link: int,
+) -> None:
     """Add up what a link is wanted for; put its flows among those that settle, if it concerns them."""
     if links[link].number != PENDING:
         return
@@ -349,30 +347,27 @@ def _look_at(
     _push(looked_at, link)
     wanted = 0.0
     for index in range(links[link].first_slot, links[link].last_slot):
-        entry = _loads(slots, demands, link_numbers, link_slots[index], link)
-        if entry != PENDING:
-            wanted += uses[entry]
+        wanted += link_now[index]
     links[link].tight = wanted > 1.0
-    if not links[link].tight and not follow:
-        return
-    for index in range(links[link].first_slot, links[link].last_slot):
-        slot = link_slots[index]
-        if slots[slot].number == PENDING and _loads(slots, demands, link_numbers, slot, link) != PENDING:
-            slots[slot].number = flows[-1]
-            _push(flows, slot)
+    if links[link].tight or links[link].was_tight:
+        for index in range(links[link].first_slot, links[link].last_slot):
+            if link_now[index] > 0.0 and slots[link_slots[index]].number == PENDING:
+                slots[link_slots[index]].number = flows[-1]
+                _push(flows, link_slots[index])
+    links[link].was_tight = links[link].tight
 
 
 @njit
 def _settle_links(
-    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats,
-    link_slots: Ints, heap: Ints, fresh: Ints, flows: Ints, looked_at: Ints, unsettled_links: Ints,
+    slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_slots: Ints,
+    link_now: Floats, heap: Ints, fresh: Ints, flows: Ints, looked_at: Ints, unsettled_links: Ints,
     changed: Ints, now: int,
 ) -> None:  # fmt: skip
     """Give every flow that may be concerned its speed; see [Note: what has to settle]."""
     for index in range(unsettled_links[-1]):
         link = unsettled_links[index]
         links[link].unsettled = 0
-        _look_at(slots, demands, links, link_numbers, uses, link_slots, looked_at, flows, link, True)
+        _look_at(slots, links, link_slots, link_now, looked_at, flows, link)
     unsettled_links[-1] = 0
     for index in range(fresh[-1]):
         slot = fresh[index]
@@ -382,10 +377,10 @@ def _settle_links(
     fresh[-1] = 0
     at, entries = 0, 0
     while at < flows[-1]:
-        row = slots[flows[at]].row
-        for entry in range(demands[row].first, demands[row].last):
+        flow = slots[flows[at]].kind
+        for entry in range(demands[flow].first, demands[flow].last):
             link = link_numbers[entry]
-            _look_at(slots, demands, links, link_numbers, uses, link_slots, looked_at, flows, link, False)
+            _look_at(slots, links, link_slots, link_now, looked_at, flows, link)
             entries += links[link].tight
         at += 1
     if entries > 0:
@@ -418,16 +413,16 @@ def _share_links(
     count, at = 0, 0
     starts[0] = 0
     for index in range(flows[-1]):
-        row = slots[flows[index]].row
+        flow = slots[flows[index]].kind
         before = at
-        for entry in range(demands[row].first, demands[row].last):
+        for entry in range(demands[flow].first, demands[flow].last):
             if links[link_numbers[entry]].tight:
                 numbers[at] = links[link_numbers[entry]].number
                 amounts[at] = uses[entry]
                 at += 1
         if at > before:
             found[count] = flows[index]
-            growth[count] = demands[row].growth
+            growth[count] = demands[flow].growth
             count += 1
             starts[count] = at
     speeds = np.empty(count, np.float64)
@@ -440,72 +435,32 @@ def _share_links(
 
 
 @njit
-def _has_member_on(
-    tasks: Records, streams: Records, groups: Records, members: Ints, task: int, device: int
-) -> bool:
-    if streams[tasks[task].stream].device == device:
-        return True
-    if tasks[task].kind == HOST_COPY:
-        return False
-    if tasks[task].kind != COLLECTIVE:
-        return streams[tasks[tasks[task].other].stream].device == device
-    group = tasks[task].other
-    for index in range(groups[group].first, groups[group].last):
-        if streams[tasks[members[index]].stream].device == device:
-            return True
-    return False
-
-
-@njit
 def _unsettle_members(
-    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, groups: Records,
-    members: Ints, changed: Ints, unsettled_devices: Ints,
+    slots: Records, demands: Records, devices: Records, device_numbers: Ints, changed: Ints,
+    unsettled_devices: Ints,
 ) -> None:  # fmt: skip
     """Let devices settle whose memory a communication takes at a new speed."""
     for index in range(changed[-1]):
-        slot = changed[index]
-        if demands[slots[slot].row].memory == 0.0:
-            continue
-        task = slots[slot].task % len(tasks)
-        _unsettle_device(devices, unsettled_devices, np.int64(streams[slot].device))
-        if tasks[task].kind == COLLECTIVE:
-            group = tasks[task].other
-            for number in range(groups[group].first, groups[group].last):
-                device = np.int64(streams[tasks[members[number]].stream].device)
-                _unsettle_device(devices, unsettled_devices, device)
-        elif tasks[task].kind != HOST_COPY:
-            device = np.int64(streams[tasks[tasks[task].other].stream].device)
-            _unsettle_device(devices, unsettled_devices, device)
+        flow = slots[changed[index]].kind
+        for entry in range(demands[flow].first_device, demands[flow].last_device):
+            _unsettle_device(devices, unsettled_devices, device_numbers[entry])
     changed[-1] = 0
 
 
 @njit
-def _memory_taken(
-    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, drivers: Ints,
-    groups: Records, members: Ints, device: int,
-) -> float:  # fmt: skip
-    """Return the fraction of the memory bandwidth of a device that communication takes."""
-    taken = 0.0
-    for index in range(devices[device].first_driver, devices[device].last_driver):
-        slot = drivers[index]
-        if slots[slot].state != MOVING or demands[slots[slot].row].memory == 0.0:
-            continue
-        if _has_member_on(tasks, streams, groups, members, slots[slot].task % len(tasks), device):
-            taken += demands[slots[slot].row].memory * slots[slot].speed
-    return taken
-
-
-@njit
 def _settle_device(
-    tasks: Records, streams: Records, slots: Records, demands: Records, devices: Records, drivers: Ints,
-    groups: Records, members: Ints, priority: Ints, num_processors: int, heap: Ints, device: int, now: int,
+    slots: Records, demands: Records, devices: Records, device_slots: Ints, device_now: Floats,
+    priority: Ints, num_processors: int, heap: Ints, device: int, now: int,
 ) -> None:  # fmt: skip
     """Give what computes on a device its speed; see [Note: computation under sharing]."""
     devices[device].unsettled = 0
     computing = devices[device].computing
     if computing == 0:
         return
-    taken = _memory_taken(tasks, streams, slots, demands, devices, drivers, groups, members, device)
+    taken = 0.0
+    for index in range(devices[device].first_slot, devices[device].last_slot):
+        if device_now[index] > 0.0:
+            taken += device_now[index] * slots[device_slots[index]].speed
     first, last = devices[device].first_stream, devices[device].last_stream
     highest, equal = np.int64(0), 0
     for stream in range(first, last):
@@ -518,9 +473,9 @@ def _settle_device(
             processors = _processor_share(devices[device].held, num_processors, equal)
             if priority[stream] < highest:
                 processors = _processor_share(num_processors, num_processors, 1)
-            row = slots[stream].row
-            memory = _memory_share(taken, demands[row].memory, computing)
-            parts = demands[row].processor_part, demands[row].memory_part
+            flow = slots[stream].kind
+            memory = _memory_share(taken, demands[flow].memory, computing)
+            parts = demands[flow].processor_part, demands[flow].memory_part
             speed = _compute_speed(parts[0], parts[1], processors, memory)
             _set_speed(heap, slots, stream, speed, now)
 
@@ -574,7 +529,7 @@ def _start_computing(
     instance = slots[stream].task
     task, step = instance % len(tasks), instance // len(tasks)
     times[START, instance] = now
-    slots[stream].row = tasks[task].row
+    slots[stream].kind = tasks[task].row
     slots[stream].left = float(durations[min(step, len(durations) - 1), task])
     slots[stream].since = now
     slots[stream].speed = 0.0
@@ -642,7 +597,12 @@ def _run_until(
     link_numbers: Ints,
     uses: Floats,
     link_slots: Ints,
-    drivers: Ints,
+    link_places: Ints,
+    link_now: Floats,
+    device_numbers: Ints,
+    device_places: Ints,
+    device_slots: Ints,
+    device_now: Floats,
     priority: Ints,
     kept: Ints,
     remaining: Ints,
@@ -678,9 +638,8 @@ def _run_until(
             else:
                 stream = _take_first(heap, slots)
             _act(
-                tasks, times, streams, groups, members, slots, devices, demands, links, link_numbers,
-                durations,
-                remaining, heap, todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
+                tasks, times, streams, groups, members, slots, devices, demands, links, link_numbers, uses,
+                link_places, link_now, device_numbers, device_places, device_now, durations, remaining, heap, todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
             )  # fmt: skip
             if ended[-1] > 0:
                 _after_ends(
@@ -688,17 +647,16 @@ def _run_until(
                 )
         if unsettled_links[-1] > 0 or fresh[-1] > 0:
             _settle_links(
-                slots, demands, links, link_numbers, uses, link_slots, heap, fresh, flows, looked_at,
+                slots, demands, links, link_numbers, uses, link_slots, link_now, heap, fresh, flows, looked_at,
                 unsettled_links, changed, now,
             )  # fmt: skip
-        _unsettle_members(
-            tasks, streams, slots, demands, devices, groups, members, changed, unsettled_devices
-        )
+        if changed[-1] > 0:
+            _unsettle_members(slots, demands, devices, device_numbers, changed, unsettled_devices)
         while unsettled_devices[-1] > 0:
             unsettled_devices[-1] -= 1
             _settle_device(
-                tasks, streams, slots, demands, devices, drivers, groups, members, priority, num_processors,
-                heap, unsettled_devices[unsettled_devices[-1]], now,
+                slots, demands, devices, device_slots, device_now, priority, num_processors, heap,
+                unsettled_devices[unsettled_devices[-1]], now,
             )  # fmt: skip
     return True
 
@@ -722,14 +680,16 @@ def _begin(
 @njit
 def _act(
     tasks: Records, times: Ints, streams: Records, groups: Records, members: Ints, slots: Records,
-    devices: Records, demands: Records, links: Records, link_numbers: Ints, durations: Ints, remaining: Ints,
-    heap: Ints, todo: Ints, ended: Ints, fresh: Ints, unsettled_links: Ints, unsettled_devices: Ints,
-    stream: int, now: int,
+    devices: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
+    link_now: Floats, device_numbers: Ints, device_places: Ints, device_now: Floats, durations: Ints,
+    remaining: Ints, heap: Ints, todo: Ints, ended: Ints, fresh: Ints, unsettled_links: Ints,
+    unsettled_devices: Ints, stream: int, now: int,
 ) -> None:  # fmt: skip
     """Let happen now what a slot is due for."""
     state, instance = slots[stream].state, slots[stream].task
     task = instance % len(tasks)
     driver = PENDING  # who drives a communication that begins now
+    on_wire = PENDING  # the slot of a communication whose latency is over
     moved = PENDING  # the slot of a communication that ends now
     computed = state == LAUNCHING
     if state == STARTING and tasks[task].kind == COMPUTE:
@@ -743,9 +703,9 @@ def _act(
         if tasks[task].kind == EAGER_RECV and times[END, instance - task + tasks[task].other] != PENDING:
             times[START, instance] = now
             computed = True
-    elif state == LATENCY and slots[stream].left > 0.0:
-        _enter_links(slots, demands, links, link_numbers, unsettled_links, fresh, stream, now)
-    elif state in (LATENCY, MOVING):
+    elif state == LATENCY:
+        on_wire = stream
+    elif state == MOVING:
         moved = stream
     if state == COMPUTING:
         devices[streams[stream].device].computing -= 1
@@ -758,13 +718,19 @@ def _act(
         slots[stream].state = IDLE
         _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
     if driver != PENDING:
-        moved = _begin_communication(
-            tasks, slots, demands, links, link_numbers, durations, heap, fresh, unsettled_links, driver, now
-        )
+        on_wire = _begin_communication(tasks, slots, demands, durations, heap, driver, now)
+    if on_wire != PENDING and slots[on_wire].left == 0.0:
+        moved = on_wire
+    elif on_wire != PENDING:
+        _enter_links(
+            slots, demands, links, link_numbers, uses, link_places, link_now, device_places, device_now,
+            unsettled_links, fresh, on_wire, now,
+        )  # fmt: skip
     if moved != PENDING:
         _end_communication(
-            tasks, times, streams, slots, devices, demands, links, link_numbers, groups, members, todo, ended,
-            remaining, unsettled_links, unsettled_devices, moved, now,
+            tasks, times, streams, slots, devices, demands, links, link_numbers, uses, link_places, link_now,
+            device_numbers, device_places, device_now, groups, members, todo, ended, remaining, unsettled_links,
+            unsettled_devices, moved, now,
         )  # fmt: skip
 
 

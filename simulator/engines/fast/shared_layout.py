@@ -16,7 +16,7 @@ SLOT = np.dtype(
         ("left", np.float64),  # ns at full speed
         ("speed", np.float64),  # 0: just begun
         ("task", np.int64),  # the task of its flow, whose
-        ("row", np.int64),  # price is this row
+        ("kind", np.int64),  # demands are those of this kind
         ("place", np.int32),  # in the heap, or PENDING
         ("number", np.int32),  # among the flows that settle, or PENDING
         ("state", np.int8),
@@ -27,8 +27,8 @@ DEVICE = np.dtype(
     [
         ("held", np.int64),  # processors that communication holds
         ("computing", np.int64),  # streams that compute
-        ("first_driver", np.int64),  # its entries in `drivers`: slots whose flows may have a member on it
-        ("last_driver", np.int64),
+        ("first_slot", np.int64),  # its entries in `device_slots`: slots whose flows may have a member on it
+        ("last_slot", np.int64),
         ("first_stream", np.int64),
         ("last_stream", np.int64),
         ("unsettled", np.int64),
@@ -41,17 +41,20 @@ LINK = np.dtype(
         ("unsettled", np.int64),
         ("number", np.int64),  # among the links that are looked at, or PENDING
         ("tight", np.int64),  # wanted by more than it has
+        ("was_tight", np.int64),  # when it was looked at last
     ]
 )
 DEMAND = np.dtype(
     [
         ("latency", np.int64),
-        ("first", np.int64),  # its entries in `links` and `uses`
+        ("first", np.int64),  # its entries in `link_numbers`, `uses` and `link_places`
         ("last", np.int64),
+        ("first_device", np.int64),  # its entries in `device_numbers` and `device_places`
+        ("last_device", np.int64),
         ("growth", np.float64),
         ("memory", np.float64),
         ("processor_part", np.float64),
         ("memory_part", np.float64),
     ]
 )
-"""A row of `Sharing`."""
+"""A kind of flow: a row of `Sharing`, and the slot that drives it."""

@@ -1,0 +1,225 @@
+"""(Plan, price table, cost model) -> `Sharing`: what each row of the table holds, on as few links as will do.
+
+[Note: folded links]  All ranks of a device plan do the same at once, so that the load of a flow on a link is the
+    sum over all its concrete sets of ranks. Two links that every flow loads alike are full together: one of
+    them stands for both.
+[Note: links that cannot be full]  A stream drives one flow at a time. A link on which the largest loads of all
+    streams together fit is never full, and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.price import CostModel
+from cost_models.use import CommunicationUse, Machine
+from simulator import rules
+from simulator.matching import Matching
+from simulator.plan import NONE, Plan, TaskKind
+from simulator.pricing import COLLECTIVE_OF, PriceTable, Question, transfer_pairs
+from simulator.sharing.driving import driving_stream
+from simulator.sharing.sharing import Sharing
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def share(  # noqa: PLR0913 (everything that a workload knows of its tasks)
+    plan: Plan,
+    cost_model: CostModel,
+    *,
+    questions: list[Question],
+    prices: PriceTable,
+    price: Ints,
+    stream: Ints,
+    is_compute: npt.NDArray[np.bool_],
+    matching: Matching,
+) -> Sharing | None:
+    """Return what each row of the price table holds; None if the cost model shares nothing.
+
+    Args:
+        questions: what each row but the last is the price of.
+        price: int64 [tasks], row of each, or NONE.
+        stream: int64 [tasks], over all device plans.
+    """
+    machine = cost_model.machine(plan.num_ranks)
+    if machine is None:
+        return None
+    asker = _Asker(plan=plan, cost_model=cost_model, machine=machine)
+    rows = [asker.row(question, float(prices.seconds[number])) for number, question in enumerate(questions)]
+    rows.append(_Row())
+    driver = driving_stream(matching, stream=stream, is_compute=is_compute)
+    starts, links, uses, names = _links(rows, machine, row=price, driver=driver)
+    return Sharing(
+        latency_ns=np.array([rules.duration_ns(row.latency_s) for row in rows], dtype=np.int64),
+        growth=np.array([row.weight / row.busiest if row.busiest else 0.0 for row in rows]),
+        link_starts=starts,
+        links=links,
+        uses=uses,
+        link_names=names,
+        memory=np.array([row.memory for row in rows]),
+        processor_part=np.array([row.processor_part for row in rows]),
+        memory_part=np.array([row.memory_part for row in rows]),
+        processors=_processors(plan, rows, price=price, is_compute=is_compute),
+        priority=_priorities(plan),
+        num_processors=machine.processors,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Row:
+    """What one row holds: fields as in `Sharing`, on all concrete links (each once, `links` rising)."""
+
+    latency_s: float = 0.0
+    weight: float = 0.0
+    busiest: float = 0.0
+    processors: int = 0
+    memory: float = 0.0
+    processor_part: float = 0.0
+    memory_part: float = 0.0
+    links: Ints | None = None
+    uses: Floats | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asker:
+    plan: Plan
+    cost_model: CostModel
+    machine: Machine
+
+    def row(self, question: Question, seconds: float) -> _Row:
+        """Return what a row holds whose price is `seconds`."""
+        if question.work != NONE:
+            return self._work(question, seconds)
+        return self._communication(self._use(question), seconds)
+
+    def _work(self, question: Question, seconds: float) -> _Row:
+        if not seconds:
+            return _Row()
+        operations = self.plan.works[question.work].operations
+        uses = [(self.cost_model.operation_use(operation), operation.count) for operation in operations]
+        processor_s = sum(use.processor_s * count for use, count in uses)
+        memory_s = sum(use.memory_s * count for use, count in uses)
+        moved = sum(use.memory_bytes * count for use, count in uses)
+        return _Row(
+            memory=min(moved / memory_s / self.machine.memory_bytes_per_s, 1.0) if memory_s else 0.0,
+            processor_part=min(processor_s / seconds, 1.0),
+            memory_part=min(memory_s / seconds, 1.0),
+        )
+
+    def _use(self, question: Question) -> CommunicationUse:
+        size, ranks = question.size_bytes, self.plan.num_ranks
+        if question.group != NONE:
+            members = np.array(self.plan.groups[question.group].members, dtype=np.int64)
+            kind = COLLECTIVE_OF[TaskKind(question.kind)]
+            return self.cost_model.collective_use(kind, size_bytes=size, members=members, num_ranks=ranks)
+        if question.source != question.target:
+            pairs = transfer_pairs(self.plan, question.source, question.target)
+            return self.cost_model.transfer_use(
+                size_bytes=size, pairs=np.array(pairs, dtype=np.int64), num_ranks=ranks
+            )
+        here = np.array(self.plan.mesh.ranks(pp=question.source), dtype=np.int64)
+        to_host = question.kind == TaskKind.OFFLOAD
+        return self.cost_model.host_copy_use(size_bytes=size, ranks=here, to_host=to_host, num_ranks=ranks)
+
+    def _communication(self, use: CommunicationUse, seconds: float) -> _Row:
+        wire_s = seconds - use.latency_s
+        if wire_s <= 0:
+            return _Row(latency_s=seconds, processors=use.processors)
+        links, place = np.unique(use.links, return_inverse=True)
+        loads = np.bincount(place, weights=use.link_bytes, minlength=len(links))
+        uses = loads / wire_s / self.machine.link_bytes_per_s[links]
+        loaded = uses > 0
+        return _Row(
+            latency_s=use.latency_s,
+            weight=use.weight,
+            busiest=float(uses.max(initial=0.0)),
+            processors=use.processors,
+            memory=min(use.memory_bytes / wire_s / self.machine.memory_bytes_per_s, 1.0),
+            links=links[loaded],
+            uses=uses[loaded],
+        )
+
+
+def _links(
+    rows: list[_Row], machine: Machine, *, row: Ints, driver: Ints
+) -> tuple[Ints, Ints, Floats, tuple[str, ...]]:
+    """Return entries by row (starts, links, uses) and the names of links; both notes of this module."""
+    none = np.zeros(0)
+    counts = [0 if found.links is None else len(found.links) for found in rows]
+    of_row = np.repeat(np.arange(len(rows)), counts)
+    links = np.concatenate([none if found.links is None else found.links for found in rows]).astype(np.int64)
+    uses = np.concatenate([none if found.uses is None else found.uses for found in rows])
+    kept = _one_of_each(of_row, links, uses)
+    of_row, links, uses = of_row[kept], links[kept], uses[kept]
+    kept = np.isin(links, _may_be_full(of_row, links, uses, flows=(row, driver)))
+    of_row, uses = of_row[kept], uses[kept]
+    concrete, links = np.unique(links[kept], return_inverse=True)
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(of_row, minlength=len(rows)), out=starts[1:])
+    names = tuple(machine.describe_link(link) for link in concrete.tolist())
+    return starts, links.astype(np.int64), uses, names
+
+
+def _one_of_each(of_row: Ints, links: Ints, uses: Floats) -> npt.NDArray[np.bool_]:
+    """Return which entries to keep, bool: those of the first of all links with equal loads."""
+    mixed = _mixed(of_row.astype(np.uint64) ^ _mixed(uses.view(np.uint64)))
+    order = np.argsort(links, kind="stable")
+    numbers, first = np.unique(links[order], return_index=True)
+    if not len(numbers):
+        return np.zeros(0, dtype=np.bool_)
+    patterns = np.add.reduceat(mixed[order], first)
+    _, chosen = np.unique(patterns, return_index=True)
+    return np.isin(links, numbers[chosen])
+
+
+def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return well mixed bits (the finaliser of splitmix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _may_be_full(of_row: Ints, links: Ints, uses: Floats, *, flows: tuple[Ints, Ints]) -> Ints:
+    """Return the links that flows of several streams, or one alone, can fill."""
+    row, driver = flows
+    driven = (driver != NONE) & (row != NONE)
+    pairs = np.unique(np.stack([row[driven], driver[driven]]), axis=1)
+    order = np.argsort(of_row, kind="stable")
+    starts = np.searchsorted(of_row[order], np.arange(int(row.max(initial=0)) + 2))
+    counts = np.diff(starts)[pairs[0]]
+    entry = order[np.repeat(starts[pairs[0]] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())]
+    stream = np.repeat(pairs[1], counts)
+    link_and_stream, place = np.unique(np.stack([links[entry], stream]), axis=1, return_inverse=True)
+    largest = np.zeros(link_and_stream.shape[1])
+    np.maximum.at(largest, place.ravel(), uses[entry])
+    numbers, place = np.unique(link_and_stream[0], return_inverse=True)
+    together = np.bincount(place, weights=largest, minlength=len(numbers))
+    return numbers[together > 1.0]
+
+
+def _processors(plan: Plan, rows: list[_Row], *, price: Ints, is_compute: npt.NDArray[np.bool_]) -> Ints:
+    """Return what each communication holds; a rule about its stream goes before what is usual."""
+    usual = np.array([row.processors for row in rows], dtype=np.int64)[price]
+    stated, copies = [], []
+    for device in plan.device_plans:
+        by_stream = {rule.stream: rule.sms for rule in device.stream_rules if rule.sms is not None}
+        rules_ = np.array([by_stream.get(number, NONE) for number in range(len(device.streams))])
+        collective = device.tasks.group != NONE
+        stated.append(np.where(collective, rules_[device.tasks.stream], NONE))
+        copies.append(np.isin(device.tasks.kind, (TaskKind.OFFLOAD, TaskKind.RELOAD)))
+    sms = np.concatenate(stated)
+    found = np.where(sms == NONE, usual, sms)
+    return np.where(is_compute | np.concatenate(copies), 0, found)
+
+
+def _priorities(plan: Plan) -> Ints:
+    """Return the priority of every stream; 0 where nothing is stated."""
+    found = []
+    for device in plan.device_plans:
+        by_stream = {rule.stream: rule.priority or 0 for rule in device.stream_rules}
+        found += [by_stream.get(number, 0) for number in range(len(device.streams))]
+    return np.array(found, dtype=np.int64)
