@@ -26,6 +26,7 @@ def simulate(
     *,
     steps: int | str = "auto",
     engine: str = "auto",
+    contention: bool = True,
     workload: Workload | None = None,
 ) -> Timeline:
     """Simulate `plan` on the hardware that `cost_model` describes.
@@ -35,7 +36,8 @@ def simulate(
         cost_model: prices of operations, transfers and collectives.
         steps: how many steps, or "auto": 2 to 4, until two consecutive periods agree to 1e-6.
         engine: a name of `simulator.engines.ENGINES`, or "auto".
-        workload: `build_workload(plan, cost_model)` if the caller has it already.
+        contention: whether links, processors and memory bandwidth are shared, where the cost model knows them.
+        workload: `build_workload(plan, cost_model)` if the caller has it already; says itself what is shared.
 
     Raises: IllegalPlanError if the plan hangs or a task has no counterpart; PlanError for a bad option;
         CostModelError for a price that is no number.
@@ -43,7 +45,7 @@ def simulate(
     if steps != "auto":
         fix = 'give "auto" or the number of steps to simulate'
         require_positive_int(steps, where="simulate", field="steps", fix=fix, error=PlanError)
-    work = build_workload(plan, cost_model) if workload is None else workload
+    work = build_workload(plan, cost_model, contention=contention) if workload is None else workload
     most_steps = steps if isinstance(steps, int) else MOST_STEPS
     require_in_range(work, steps=most_steps)
     chosen, warnings = choose_engine(engine, num_tasks=work.num_tasks)
