@@ -32,7 +32,7 @@ TASKS = (
 )  # fmt: skip
 """Names of the kinds of tasks (`simulator.plan.TaskKind`)."""
 
-_COST = ("launch_overhead", "run_ahead", "blocking", "attention_kernel", "expandable_segments")
+_COST = ("launch_overhead", "run_ahead", "blocking", "attention_kernel", "expandable_segments", "contention")
 
 _PACKAGE = Path(__file__).parent
 
@@ -48,6 +48,7 @@ class Stack:
         run_ahead_kernels: how many kernels of a stream may be launched and not have ended, or None.
         blocking: what the host awaits the end of, of `TASKS`.
         attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
+        contention: whether what runs at once slows each other (links, processors, memory bandwidth).
         expandable_segments: of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
         model, strategy: defaults for capture and strategy; plain data, not interpreted here.
         sources: where the figures of `cost` come from.
@@ -60,6 +61,7 @@ class Stack:
     blocking: tuple[str, ...]
     attention_kernel: str
     expandable_segments: bool
+    contention: bool
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -148,6 +150,7 @@ def _stack(path: Path) -> Stack:
         run_ahead_kernels=cost.integer("run_ahead") if "run_ahead" in cost else None,
         blocking=tuple(blocking),
         attention_kernel=kernel,
+        contention="contention" not in cost or cost.flag("contention"),
         expandable_segments="expandable_segments" in cost and cost.flag("expandable_segments"),
         model=file.mapping("model"),
         strategy=file.mapping("strategy"),

@@ -29,7 +29,7 @@ _MODEL, COST = "model", "cost"
 _ALIASES = {"attention_kernel": "attention"}
 _KEYS = {
     _MODEL: tuple(name for name in CHOICES if name != "device"),
-    COST: ("expandable_segments",),
+    COST: ("expandable_segments", "contention"),
 }
 _FLAGS = {"true": True, "on": True, "false": False, "off": False}
 

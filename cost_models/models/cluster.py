@@ -128,8 +128,13 @@ class ClusterCostModel:
         return self.cluster.distinct(members)
 
     def machine(self, num_ranks: int) -> Machine | None:
-        """Return what the ranks of a job share; None on a CPU, whose figures are one process's estimate."""
-        return self._loads_of(num_ranks).links.machine() if self.cluster.gpu.asynchronous else None
+        """Return what the ranks of a job share.
+
+        None if the stack says that nothing is, and on a CPU, whose figures are one process's estimate.
+        """
+        if not (self.stack.contention and self.cluster.gpu.asynchronous):
+            return None
+        return self._loads_of(num_ranks).links.machine()
 
     def operation_use(self, operation: Operation) -> OperationUse:
         """Return what bounds one kernel (not `count` of them)."""

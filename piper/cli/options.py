@@ -163,7 +163,7 @@ _JOB_OPTIONS = (
         "--recipe",
         metavar="FILE",
         help="YAML file that changes the stack: model (attention, norm, activation, cross_entropy), cost "
-        "(expandable_segments).",
+        "(expandable_segments, contention).",
     ),
     click.option(
         "--set",
