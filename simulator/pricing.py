@@ -86,7 +86,9 @@ class Question:
 def price_tasks(
     plan: Plan, cost_model: CostModel
 ) -> tuple[PriceTable, npt.NDArray[np.int64], list[Question]]:
-    """Return the price table, its row for every task (NONE: nothing to do), and what each row but the last is.
+    """Return the price table, its row for every task (NONE: nothing to do), and what its rows are.
+
+    The last row is free, and is no question.
 
     Tasks lie device plan by device plan.
     Raises: CostModelError naming the work, message or collective whose price is no finite number >= 0.

@@ -36,7 +36,7 @@ def simulate(
         cost_model: prices of operations, transfers and collectives.
         steps: how many steps, or "auto": 2 to 4, until two consecutive periods agree to 1e-6.
         engine: a name of `simulator.engines.ENGINES`, or "auto".
-        contention: whether links, processors and memory bandwidth are shared, where the cost model knows them.
+        contention: whether what runs at once shares links, processors and memory bandwidth.
         workload: `build_workload(plan, cost_model)` if the caller has it already; says itself what is shared.
 
     Raises: IllegalPlanError if the plan hangs or a task has no counterpart; PlanError for a bad option;

@@ -19,6 +19,7 @@ from piper.errors import JobError
 
 PICTURES = (".png", ".svg")
 _NARROWEST = 60
+_WIDE = 160
 _PATIENCE_S = 2.0
 _PERIOD_S = 0.5
 _CLEAR = "\033[K"
@@ -43,8 +44,10 @@ def emit(result: Mapping[str, Any], *, as_json: bool, text: Callable[[], str]) -
 
 
 def terminal_width() -> int:
-    """Return how many columns text may take: those of the terminal, else 160."""
-    return max(_NARROWEST, shutil.get_terminal_size(fallback=(160, 24)).columns)
+    """Return how many columns text may take: those of the terminal; 160 in a file or a pipe."""
+    if not sys.stdout.isatty():
+        return _WIDE
+    return max(_NARROWEST, shutil.get_terminal_size(fallback=(_WIDE, 24)).columns)
 
 
 def to_json(result: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ class Meetings(Protocol):
 
     @property
     def is_send(self) -> npt.NDArray[np.bool_]:
-        """bool [tasks]."""
+        """Bool [tasks]."""
 
     @property
     def partner(self) -> Ints:

@@ -24,7 +24,7 @@ def flat(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any], *, max_steps: int) -> Arrays:
-    """Return what `run_until` takes behind the arrays of `run_steps`, in its order; complete `tasks` for it."""
+    """Return what `run_until` takes behind the arrays of `run_steps`, in order; complete `tasks`."""
     streams, num_devices = workload.num_streams, workload.num_devices
     slots = np.zeros(streams, dtype=SLOT)
     slots["place"] = slots["number"] = slots["task"] = PENDING
@@ -38,7 +38,7 @@ def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any],
     devices["first_stream"], devices["last_stream"] = workload.stream_starts[:-1], workload.stream_starts[1:]
     on_links = _entries(kinds, sharing)
     link_slots, link_places = _slots_of(links, sharing.links[on_links.entry], kinds[1][on_links.kind])
-    on_devices, device_numbers = _members(workload, sharing, kinds, kind)
+    on_devices, device_numbers = _members(workload, sharing, kinds=kinds, kind=kind)
     device_slots, device_places = _slots_of(devices, device_numbers, kinds[1][on_devices.kind])
 
     def empty(size: int) -> Ints:
@@ -106,7 +106,7 @@ def _entries(kinds: Ints, sharing: Sharing) -> _Entries:
     return _lists(kind, first[kind] + nth, kinds=kinds.shape[1])
 
 
-def _members(workload: Workload, sharing: Sharing, kinds: Ints, kind: Ints) -> tuple[_Entries, Ints]:
+def _members(workload: Workload, sharing: Sharing, *, kinds: Ints, kind: Ints) -> tuple[_Entries, Ints]:
     """Return by kind the devices whose memory its flows take, and the device of each entry."""
     device = np.repeat(np.arange(workload.num_devices), np.diff(workload.device_starts))
     taking = (kinds[1] != NONE) & (sharing.memory[kinds[0]] > 0)

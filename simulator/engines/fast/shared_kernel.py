@@ -639,7 +639,8 @@ def _run_until(
                 stream = _take_first(heap, slots)
             _act(
                 tasks, times, streams, groups, members, slots, devices, demands, links, link_numbers, uses,
-                link_places, link_now, device_numbers, device_places, device_now, durations, remaining, heap, todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
+                link_places, link_now, device_numbers, device_places, device_now, durations, remaining, heap,
+                todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
             )  # fmt: skip
             if ended[-1] > 0:
                 _after_ends(
@@ -647,8 +648,8 @@ def _run_until(
                 )
         if unsettled_links[-1] > 0 or fresh[-1] > 0:
             _settle_links(
-                slots, demands, links, link_numbers, uses, link_slots, link_now, heap, fresh, flows, looked_at,
-                unsettled_links, changed, now,
+                slots, demands, links, link_numbers, uses, link_slots, link_now, heap, fresh, flows,
+                looked_at, unsettled_links, changed, now,
             )  # fmt: skip
         if changed[-1] > 0:
             _unsettle_members(slots, demands, devices, device_numbers, changed, unsettled_devices)
@@ -729,8 +730,8 @@ def _act(
     if moved != PENDING:
         _end_communication(
             tasks, times, streams, slots, devices, demands, links, link_numbers, uses, link_places, link_now,
-            device_numbers, device_places, device_now, groups, members, todo, ended, remaining, unsettled_links,
-            unsettled_devices, moved, now,
+            device_numbers, device_places, device_now, groups, members, todo, ended, remaining,
+            unsettled_links, unsettled_devices, moved, now,
         )  # fmt: skip
 
 

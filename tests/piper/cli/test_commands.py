@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import os
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,7 @@ def test_plot_as_text_has_a_line_of_letters_per_rank_as_wide_as_the_terminal(
     strategy = ["--gpus", "4", "--strategy", "pp=4", "--global-batch", "8"]
     assert main(["simulate", "tiny-llama", *strategy, "--out", str(tmp_path / "o")]) == 0
     capsys.readouterr()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["plot", str(tmp_path / "o"), "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines[:4]] == [80] * 4
