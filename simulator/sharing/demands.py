@@ -1,10 +1,10 @@
-"""(Plan, price table, cost model) -> `Sharing`: what each row of the table holds, on as few links as possible.
+"""(Plan, price table, cost model) -> `Sharing`: what each row of the table holds, on few links.
 
 [Note: folded links]  All ranks of a device plan do the same at once, so that the load of a flow on a link is
     the sum over all its concrete sets of ranks. Two links that every flow loads alike are full together: one
     of them stands for both.
-[Note: links that cannot be full]  A stream drives one flow at a time. A link on which the largest loads of all
-    streams together fit is never full, and is left out.
+[Note: links that cannot be full]  A stream drives one flow at a time. A link on which the largest loads of
+    all streams together fit is never full, and is left out.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
