@@ -21,7 +21,7 @@ _LEAST = 1e-9
 """What a full link still gives: rounding leaves no flow without any speed."""
 
 
-def fair_speeds(  # noqa: PLR0917 (arrays one by one: see the notes of the fast engine)
+def fair_speeds(  # noqa: C901, PLR0912, PLR0917 (compiled: arrays one by one, inner loops)
     starts: Ints, links: Ints, uses: Floats, growth: Floats, used: Floats, grown: Floats, speeds: Floats
 ) -> None:
     """Write the speed of every flow, in (0, 1], to `speeds`; see [Note: max-min fairness].
@@ -34,10 +34,13 @@ def fair_speeds(  # noqa: PLR0917 (arrays one by one: see the notes of the fast 
         used, grown: float64 [links], room for sums.
         speeds: float64 [flows], written.
     """
-    speeds[:] = -1.0
-    while len(speeds) > 0 and speeds.min() < 0.0:
-        used[:] = 0.0
-        grown[:] = 0.0
+    waiting = len(growth)
+    for flow in range(len(growth)):
+        speeds[flow] = -1.0
+    while waiting > 0:
+        for link in range(len(used)):
+            used[link] = 0.0
+            grown[link] = 0.0
         level = np.inf
         for flow in range(len(growth)):
             goes_on = speeds[flow] < 0.0
@@ -51,8 +54,11 @@ def fair_speeds(  # noqa: PLR0917 (arrays one by one: see the notes of the fast 
         full_at = used
         for link in range(len(used)):
             full_at[link] = max(1.0 - used[link], _LEAST) / grown[link] if grown[link] > 0.0 else np.inf
-        level = min(level, full_at.min())
+            level = min(level, full_at[link])
         for flow in range(len(growth)):
-            stops_at = full_at[links[starts[flow] : starts[flow + 1]]].min()
-            if speeds[flow] < 0.0 and min(stops_at, 1.0 / growth[flow]) <= level:
+            stops_at = 1.0 / growth[flow]
+            for entry in range(starts[flow], starts[flow + 1]):
+                stops_at = min(stops_at, full_at[links[entry]])
+            if speeds[flow] < 0.0 and stops_at <= level:
                 speeds[flow] = 1.0 if 1.0 / growth[flow] <= level else level * growth[flow]
+                waiting -= 1

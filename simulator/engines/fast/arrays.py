@@ -70,6 +70,14 @@ def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any],
         "changed": empty(streams),
         "unsettled_links": empty(sharing.num_links),
         "unsettled_devices": empty(num_devices),
+        "found": empty(streams),
+        "starts": empty(streams),
+        "numbers": empty(len(link_slots)),
+        "amounts": np.zeros(len(link_slots)),
+        "growth": np.zeros(streams),
+        "used": np.zeros(sharing.num_links),
+        "grown": np.zeros(sharing.num_links),
+        "speeds": np.zeros(streams),
     }
 
 

@@ -52,25 +52,27 @@ from simulator.engines.fast.shared_layout import (
 from simulator.sharing import fair
 
 Floats = npt.NDArray[np.float64]
+compiled = njit(_nrt=False)
+"""Without reference counts, which would cost more than all else; functions here make no arrays."""
 
-_fair_speeds = njit(fair.fair_speeds)
-_first_launch_ns = njit(rules.first_launch_ns)
-_ready_ns = njit(rules.ready_ns)
-_compute_start_ns = njit(rules.compute_start_ns)
-_joined_ns = njit(rules.joined_ns)
-_host_copy_start_ns = njit(rules.host_copy_start_ns)
-_latency_ns = njit(rules.latency_ns)
-_flow_left = njit(rules.flow_left)
-_flow_ns = njit(rules.flow_ns)
-_processor_share = njit(rules.processor_share)
-_memory_share = njit(rules.memory_share)
-_compute_speed = njit(rules.compute_speed)
+_fair_speeds = compiled(fair.fair_speeds)
+_first_launch_ns = compiled(rules.first_launch_ns)
+_ready_ns = compiled(rules.ready_ns)
+_compute_start_ns = compiled(rules.compute_start_ns)
+_joined_ns = compiled(rules.joined_ns)
+_host_copy_start_ns = compiled(rules.host_copy_start_ns)
+_latency_ns = compiled(rules.latency_ns)
+_flow_left = compiled(rules.flow_left)
+_flow_ns = compiled(rules.flow_ns)
+_processor_share = compiled(rules.processor_share)
+_memory_share = compiled(rules.memory_share)
+_compute_speed = compiled(rules.compute_speed)
 
 
 # --- the heap of slots -------------------------------------------------------------------------------------
 
 
-@njit
+@compiled
 def _rise(heap: Ints, slots: Records, place: int) -> None:
     slot = heap[place]
     due = slots[slot].due
@@ -86,7 +88,7 @@ def _rise(heap: Ints, slots: Records, place: int) -> None:
     slots[slot].place = place
 
 
-@njit
+@compiled
 def _sink(heap: Ints, slots: Records, place: int) -> None:
     count = heap[-1]
     slot = heap[place]
@@ -107,7 +109,7 @@ def _sink(heap: Ints, slots: Records, place: int) -> None:
     slots[slot].place = place
 
 
-@njit
+@compiled
 def _time(heap: Ints, slots: Records, slot: int, due: int) -> None:
     """Let a slot be due at a time, whether or not it was due before."""
     slots[slot].due = due
@@ -119,7 +121,7 @@ def _time(heap: Ints, slots: Records, slot: int, due: int) -> None:
     _sink(heap, slots, slots[slot].place)
 
 
-@njit
+@compiled
 def _take_first(heap: Ints, slots: Records) -> int:
     """Remove the slot that is due first."""
     slot = heap[0]
@@ -135,20 +137,20 @@ def _take_first(heap: Ints, slots: Records) -> int:
 # --- lists whose length is their last entry ----------------------------------------------------------------
 
 
-@njit
+@compiled
 def _push(found: Ints, value: int) -> None:
     found[found[-1]] = value
     found[-1] += 1
 
 
-@njit
+@compiled
 def _unsettle_link(links: Records, unsettled_links: Ints, link: int) -> None:
     if not links[link].unsettled:
         links[link].unsettled = 1
         _push(unsettled_links, link)
 
 
-@njit
+@compiled
 def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> None:
     if not devices[device].unsettled:
         devices[device].unsettled = 1
@@ -158,7 +160,7 @@ def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> 
 # --- tasks -------------------------------------------------------------------------------------------------
 
 
-@njit
+@compiled
 def _finish(
     tasks: Records, times: Ints, streams: Records, devices: Records, todo: Ints, unsettled_devices: Ints,
     ended: Ints, remaining: Ints, instance: int, now: int,
@@ -182,7 +184,7 @@ def _finish(
     _push(ended, instance)
 
 
-@njit
+@compiled
 def _after_ends(
     tasks: Records, times: Ints, streams: Records, hosts: Records, kept: Ints, todo: Ints, ended: Ints,
     last_offset: int, host_starts: Ints, host_waits: Ints,
@@ -205,7 +207,7 @@ def _after_ends(
                     _push(todo, stream)
 
 
-@njit
+@compiled
 def _has_waited(
     times: Ints, streams: Records, kept: Ints, stream: int, num_tasks: int, wait_starts: Ints, waits: Ints,
     previous_starts: Ints, previous_waits: Ints,
@@ -233,7 +235,7 @@ def _has_waited(
     return True
 
 
-@njit
+@compiled
 def _end_communication(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, demands: Records,
     links: Records, link_numbers: Ints, uses: Floats, link_places: Ints, link_now: Floats,
@@ -267,7 +269,7 @@ def _end_communication(
         _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, offset + peer, now)
 
 
-@njit
+@compiled
 def _load(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
     link_now: Floats, unsettled_links: Ints, slot: int, factor: float,
@@ -279,7 +281,7 @@ def _load(
         _unsettle_link(links, unsettled_links, link_numbers[entry])
 
 
-@njit
+@compiled
 def _enter_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
     link_now: Floats, device_places: Ints, device_now: Floats, unsettled_links: Ints, fresh: Ints, slot: int,
@@ -296,7 +298,7 @@ def _enter_links(
         device_now[device_places[entry]] = demands[flow].memory
 
 
-@njit
+@compiled
 def _begin_communication(
     tasks: Records, slots: Records, demands: Records, durations: Ints, heap: Ints, instance: int, now: int,
 ) -> int:  # fmt: skip
@@ -318,7 +320,7 @@ def _begin_communication(
 # --- settling ----------------------------------------------------------------------------------------------
 
 
-@njit
+@compiled
 def _set_speed(heap: Ints, slots: Records, slot: int, speed: float, now: int) -> bool:
     """Time a flow anew if its speed has changed, and tell whether it has."""
     if speed == slots[slot].speed:
@@ -330,7 +332,7 @@ def _set_speed(heap: Ints, slots: Records, slot: int, speed: float, now: int) ->
     return True
 
 
-@njit
+@compiled
 def _look_at(
     slots: Records,
     links: Records,
@@ -357,11 +359,12 @@ def _look_at(
     links[link].was_tight = links[link].tight
 
 
-@njit
+@compiled
 def _settle_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_slots: Ints,
     link_now: Floats, heap: Ints, fresh: Ints, flows: Ints, looked_at: Ints, unsettled_links: Ints,
-    changed: Ints, now: int,
+    changed: Ints, found: Ints, starts: Ints, numbers: Ints, amounts: Floats, growth: Floats, used: Floats,
+    grown: Floats, speeds: Floats, now: int,
 ) -> None:  # fmt: skip
     """Give every flow that may be concerned its speed; see [Note: what has to settle]."""
     for index in range(unsettled_links[-1]):
@@ -385,8 +388,9 @@ def _settle_links(
         at += 1
     if entries > 0:
         _share_links(
-            slots, demands, links, link_numbers, uses, heap, flows, entries, looked_at[-1], changed, now
-        )
+            slots, demands, links, link_numbers, uses, heap, flows, looked_at[-1], changed, found, starts,
+            numbers, amounts, growth, used, grown, speeds, now,
+        )  # fmt: skip
     for index in range(flows[-1]):
         slot = flows[index]
         if slots[slot].number != PENDING:
@@ -399,17 +403,25 @@ def _settle_links(
     looked_at[-1] = 0
 
 
-@njit
+@compiled
+def _sort(values: Ints) -> None:
+    """Sort a short list whose length is its last entry."""
+    for index in range(1, values[-1]):
+        value, place = values[index], index
+        while place > 0 and values[place - 1] > value:
+            values[place] = values[place - 1]
+            place -= 1
+        values[place] = value
+
+
+@compiled
 def _share_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, heap: Ints,
-    flows: Ints,
-    entries: int, num_links: int, changed: Ints, now: int,
+    flows: Ints, num_links: int, changed: Ints, found: Ints, starts: Ints, numbers: Ints, amounts: Floats,
+    growth: Floats, used: Floats, grown: Floats, speeds: Floats, now: int,
 ) -> None:  # fmt: skip
     """Give their speeds to those flows that a tight link slows, from the first slot to the last."""
-    flows[: flows[-1]].sort()
-    found, starts = np.empty(flows[-1], np.int64), np.empty(flows[-1] + 1, np.int64)
-    numbers, amounts = np.empty(entries, np.int64), np.empty(entries, np.float64)
-    growth = np.empty(flows[-1], np.float64)
+    _sort(flows)
     count, at = 0, 0
     starts[0] = 0
     for index in range(flows[-1]):
@@ -425,16 +437,16 @@ def _share_links(
             growth[count] = demands[flow].growth
             count += 1
             starts[count] = at
-    speeds = np.empty(count, np.float64)
-    used, grown = np.empty(num_links, np.float64), np.empty(num_links, np.float64)
-    _fair_speeds(starts[: count + 1], numbers, amounts, growth[:count], used, grown, speeds)
+    _fair_speeds(
+        starts[: count + 1], numbers, amounts, growth[:count], used[:num_links], grown[:num_links], speeds
+    )
     for index in range(count):
         slots[found[index]].number = PENDING
         if _set_speed(heap, slots, found[index], speeds[index], now):
             _push(changed, found[index])
 
 
-@njit
+@compiled
 def _unsettle_members(
     slots: Records, demands: Records, devices: Records, device_numbers: Ints, changed: Ints,
     unsettled_devices: Ints,
@@ -447,7 +459,7 @@ def _unsettle_members(
     changed[-1] = 0
 
 
-@njit
+@compiled
 def _settle_device(
     slots: Records, demands: Records, devices: Records, device_slots: Ints, device_now: Floats,
     priority: Ints, num_processors: int, heap: Ints, device: int, now: int,
@@ -483,7 +495,7 @@ def _settle_device(
 # --- the whole ---------------------------------------------------------------------------------------------
 
 
-@njit
+@compiled
 def _head_is_due(
     tasks: Records, times: Ints, streams: Records, slots: Records, kept: Ints, heap: Ints, stream: int,
     now: int,
@@ -520,7 +532,7 @@ def _head_is_due(
     return due <= now
 
 
-@njit
+@compiled
 def _start_computing(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, unsettled_devices: Ints,
     durations: Ints, stream: int, now: int,
@@ -538,7 +550,7 @@ def _start_computing(
     _unsettle_device(devices, unsettled_devices, streams[stream].device)
 
 
-@njit
+@compiled
 def _join(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, groups: Records,
     members: Ints, unsettled_devices: Ints, stream: int, now: int,
@@ -572,7 +584,7 @@ def _join(
     return instance if kind == SEND else peer
 
 
-@njit
+@compiled
 def _run_until(
     until_step: int,
     last_step: int,
@@ -615,6 +627,14 @@ def _run_until(
     changed: Ints,
     unsettled_links: Ints,
     unsettled_devices: Ints,
+    found: Ints,
+    starts: Ints,
+    numbers: Ints,
+    amounts: Floats,
+    growth: Floats,
+    used: Floats,
+    grown: Floats,
+    speeds: Floats,
 ) -> bool:
     """Go on until a step has ended; False: nothing can happen any more. The first call begins at 0 ns."""
     last_offset = last_step * len(tasks)
@@ -649,7 +669,8 @@ def _run_until(
         if unsettled_links[-1] > 0 or fresh[-1] > 0:
             _settle_links(
                 slots, demands, links, link_numbers, uses, link_slots, link_now, heap, fresh, flows,
-                looked_at, unsettled_links, changed, now,
+                looked_at, unsettled_links, changed, found, starts, numbers, amounts, growth, used, grown,
+                speeds, now,
             )  # fmt: skip
         if changed[-1] > 0:
             _unsettle_members(slots, demands, devices, device_numbers, changed, unsettled_devices)
@@ -662,7 +683,7 @@ def _run_until(
     return True
 
 
-@njit
+@compiled
 def _begin(
     tasks: Records, times: Ints, streams: Records, hosts: Records, todo: Ints, last_step: int,
     durations: Ints,
@@ -678,7 +699,7 @@ def _begin(
             _push(todo, stream)
 
 
-@njit
+@compiled
 def _act(
     tasks: Records, times: Ints, streams: Records, groups: Records, members: Ints, slots: Records,
     devices: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
