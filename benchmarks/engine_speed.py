@@ -1,8 +1,10 @@
-"""Tasks per second of the engines without contention, over growing steps, beside a pass in plain Python.
+"""Tasks per second of the engines, over growing steps, beside a pass in plain Python.
 
 The step is that of Llama-3-70B on 4 pipeline ranks with 64 microbatches, repeated on the same streams until
 it has as many tasks as asked for. Times are those of the core, the shortest of three runs: the first one also
-pays for fresh memory. The pass in plain Python takes tasks in topological order, by hand.
+pays for fresh memory. The pass in plain Python takes tasks in topological order, by hand. Without contention,
+but for `rows_contention`: the job that is also cut by tp=8, in which most tasks communicate, where links,
+processors and memory bandwidth are shared.
 
 End to end: from the plan to the text of `piper simulate --json`, of that job and of one that is also cut by
 tp=8 with its sequence, whose collectives make it 73 times as many tasks.
@@ -48,9 +50,13 @@ def main() -> None:
     options = parser.parse_args()
     sizes, repeats = ((10**5, 10**6) if options.quick else (10**5, 10**6, 10**7)), 3
     compiled = compile_job(JOB)
-    work = build_workload(compiled.plan, compiled.cost_model)
-    one_step("fast", work)  # compiles, or loads what was compiled
+    work = build_workload(compiled.plan, compiled.cost_model, contention=False)
+    large = compile_job(LARGE_JOB)
+    shared = build_workload(large.plan, large.cost_model)
+    for some in (work, shared):
+        one_step("fast", some)  # compiles, or loads what was compiled
     rows = [growing(repeated(work, size), repeats) for size in sizes]
+    rows_contention = [growing(repeated(shared, size), repeats) for size in sizes[:2]]
     small = repeated(work, sizes[0])
     reference_s, expected = shortest(lambda: one_step("reference", small), repeats)
     python_s, by_hand = shortest(lambda: PlainPass(small).run(), repeats)
@@ -61,6 +67,9 @@ def main() -> None:
         "repeats": repeats,
         "rows": rows,
         "tasks_per_s": rows[-1]["tasks_per_s"],
+        "rows_contention": rows_contention,
+        "tasks_per_s_contention": rows_contention[-1]["tasks_per_s"],
+        "growth_per_task_contention": rows_contention[0]["tasks_per_s"] / rows_contention[-1]["tasks_per_s"],
         "reference_tasks_per_s": small.num_tasks / reference_s,
         "python_pass_tasks_per_s": small.num_tasks / python_s,
         "growth_per_task": rows[0]["tasks_per_s"] / rows[-1]["tasks_per_s"],
@@ -138,7 +147,13 @@ def repeated(work: Workload, num_tasks: int) -> Workload:
         lengths = np.diff(rows.starts)[origin]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         place = np.arange(first[-1]) - np.repeat(first[:-1] - rows.starts[origin], lengths)
-        return IndexLists(starts=first, values=moved(rows.values[place], np.repeat(copy, lengths)))
+        value, at = rows.values[place], np.repeat(copy, lengths)
+        before = value < 0  # a task of the time before: of the copy before, or of the step before
+        task, at = np.where(before, value + work.num_tasks, value), at - before
+        found = moved(task, np.where(at < 0, copies - 1, at))
+        return IndexLists(starts=first, values=np.where(at < 0, found - copies * work.num_tasks, found))
+
+    sharing = work.sharing and replace(work.sharing, processors=work.sharing.processors[origin])
 
     members, number = work.members, len(work.members.starts) - 1
     at = np.repeat(np.arange(copies), len(members.values))
@@ -149,6 +164,8 @@ def repeated(work: Workload, num_tasks: int) -> Workload:
         device_starts=starts * copies,
         waits=lists(work.waits),
         previous_step_waits=lists(work.previous_step_waits),
+        host_waits=lists(work.host_waits),
+        sharing=sharing,
         partner=np.where(partner == NONE, NONE, moved(partner, copy)),
         collective=np.where(collective == NONE, NONE, collective + copy * number),
         members=IndexLists(
