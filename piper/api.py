@@ -5,7 +5,7 @@ All job arguments mean what the options of the command line mean, with the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from piper.installation import check_packages
@@ -51,15 +51,26 @@ def simulate(
     stack: str = DEFAULT_STACK,
     steps: int | str = "auto",
     engine: str = "auto",
+    jitter: str | Sequence[str] = (),
+    seed: int = 0,
+    runs: int | None = None,
 ) -> Result:
     """Simulate a plan on a cluster; the result has the figures, the timeline, and draws itself.
 
-    Raises: InputError when the cluster is unknown or too small.
+    Args:
+        plan: from `compile_plan`.
+        cluster, stack: names or YAML files.
+        steps: how many, or "auto".
+        engine: "auto", "fast" or "reference".
+        jitter: how ranks differ from the plan, as after `--jitter`; the result has a section `jitter`.
+        seed, runs: of the jitter, as after `--seed` and `--runs`.
+    Raises: InputError when the cluster is unknown or too small, or the jitter cannot be read.
     """
-    from piper.predict import predict_plan
+    from piper.predict import Jitter, predict_plan
     from piper.report.result import Result
 
-    found = predict_plan(plan, cluster=cluster, stack=stack, steps=steps, engine=engine)
+    asked = Jitter(spec=jitter, seed=seed, runs=runs) if jitter else None
+    found = predict_plan(plan, cluster=cluster, stack=stack, steps=steps, engine=engine, jitter=asked)
     return Result(name=plan.strategy, summary=found.result, timeline=found.timeline, plan=plan)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cost_models.topology import Cluster
     from piper.models import ModelSource
     from piper.recipe import Settings
+    from simulator.jitter import Clause
     from simulator.plan import Plan
     from simulator.timeline.timeline import Timeline
 
@@ -64,6 +65,23 @@ class Job:
     mfu_convention: str = "palm"
     recipe: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """How ranks differ from the plan, and how often that is drawn (`docs/jitter.md`).
+
+    Args:
+        spec: what is written after `--jitter`, once or several times.
+        seed: of the first run.
+        runs: how many, or None: as many as take little time.
+        report: called with what is being done.
+    """
+
+    spec: str | Sequence[str]
+    seed: int = 0
+    runs: int | None = None
+    report: Callable[[str], object] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -194,10 +212,14 @@ def _unused(model: CapturedModel) -> tuple[str, ...]:
     return (f"forward never uses the parameter {names[0]}{more}: counted, but neither stored nor trained",)
 
 
-def predict(job: Job, *, steps: int | str = "auto", engine: str = "auto") -> Prediction:
-    """Compile and simulate a job; `result` has every key of the contract."""
+def predict(
+    job: Job, *, steps: int | str = "auto", engine: str = "auto", jitter: Jitter | None = None
+) -> Prediction:
+    """Compile and simulate a job; `result` has every key of the contract, and `jitter` if that is given."""
+    clauses = _clauses(jitter)
     compiled = compile_job(job)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": job.mfu_convention}
+    options |= {"jitter": jitter, "clauses": clauses, "gpus_per_node": compiled.cluster.gpus_per_node}
     timeline, result = _simulate(compiled.plan, compiled.cost_model, **options)
     timings = compiled.timings_s | result["timings_s"]
     cut = [
@@ -223,12 +245,15 @@ def predict_plan(
     mfu_convention: str = "palm",
     steps: int | str = "auto",
     engine: str = "auto",
+    jitter: Jitter | None = None,
 ) -> Prediction:
     """Simulate a plan that was compiled before."""
+    clauses = _clauses(jitter)
     machine, cost_model = load_hardware(cluster, stack, settings=settings)
     require_cluster_holds(machine, plan.num_ranks)
     _check_convention(mfu_convention)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": mfu_convention}
+    options |= {"jitter": jitter, "clauses": clauses, "gpus_per_node": machine.gpus_per_node}
     timeline, result = _simulate(plan, cost_model, **options)
     result |= {"cluster": machine.name, "stack": stack, "defaults": {"cluster": machine.name}}
     return Prediction(compiled=None, timeline=timeline, result=_ordered(result))
@@ -256,19 +281,46 @@ def require_cluster_holds(cluster: Cluster, gpus: int) -> None:
         )  # fmt: skip
 
 
+def _clauses(jitter: Jitter | None) -> tuple[Clause, ...]:
+    """Read the jitter before the work begins."""
+    if jitter is None:
+        return ()
+    from simulator.jitter import parse_jitter
+
+    return parse_jitter(jitter.spec)
+
+
 def _simulate(
-    plan: Plan, cost_model: CostModel, *, steps: int | str, engine: str, convention: str
+    plan: Plan,
+    cost_model: CostModel,
+    *,
+    steps: int | str,
+    engine: str,
+    convention: str,
+    jitter: Jitter | None,
+    clauses: tuple[Clause, ...],
+    gpus_per_node: int,
 ) -> tuple[Timeline, dict[str, Any]]:
     from simulator import build_workload, simulate, summarize
 
     clock = _Clock()
     workload = build_workload(plan, cost_model)
     clock.lap("price")
-    timeline = simulate(plan, cost_model, steps=steps, engine=engine, workload=workload)
+    section = {}
+    if jitter is None:
+        timeline = simulate(plan, cost_model, steps=steps, engine=engine, workload=workload)
+    else:
+        from simulator.jitter import Sampling, section_of, study, timeline_of
+
+        sampling = Sampling(seed=jitter.seed, runs=jitter.runs, steps=steps, engine=engine)
+        found = study(
+            plan, workload, clauses, gpus_per_node=gpus_per_node, sampling=sampling, report=jitter.report
+        )
+        timeline, section = timeline_of(plan, workload, found), {"jitter": section_of(found)}
     clock.lap("simulate")
     result = summarize(plan, timeline, cost_model, workload=workload, convention=convention)
     clock.lap("summarize")
-    return timeline, result | {"timings_s": clock.laps_s}
+    return timeline, result | section | {"timings_s": clock.laps_s}
 
 
 def _check_options(job: Job) -> None:

@@ -12,7 +12,7 @@ from cost_models.price import CostModel
 from simulator.engines import EngineRun, choose_engine, load_engine
 from simulator.errors import PlanError
 from simulator.memory import memory_curve
-from simulator.plan import Plan
+from simulator.plan import DevicePlan, Plan
 from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload, require_in_range
 
@@ -81,24 +81,36 @@ def _unsettled(done: EngineRun) -> str:
 def _track(plan: Plan, workload: Workload, done: EngineRun, *, number: int) -> RankTrack:
     device = plan.device_plans[number]
     first, last = workload.device_starts[number : number + 2].tolist()
-    num_steps, num_tasks = len(done.step_end_ns), last - first
-    here = slice(first, last)
-    curve = memory_curve(device, start_ns=done.start_ns[:, here], end_ns=done.end_ns[:, here])
-    return RankTrack(
+    return rank_track(
+        device,
+        done.tasks(first, last),
         rank=plan.mesh.ranks(pp=device.pipeline_rank)[0] if len(plan.device_plans) > 1 else 0,
         n_devices=workload.n_devices,
+        codes=workload.codes[first:last],
+    )
+
+
+def rank_track(
+    device: DevicePlan, done: EngineRun, *, rank: int, n_devices: int, codes: tuple[str, ...]
+) -> RankTrack:
+    """Return the track of a rank, whose tasks are those of `device`, from their times."""
+    num_steps, num_tasks = done.end_ns.shape
+    curve = memory_curve(device, start_ns=done.start_ns, end_ns=done.end_ns)
+    return RankTrack(
+        rank=rank,
+        n_devices=n_devices,
         pipeline_rank=device.pipeline_rank,
         stages=device.stages,
         streams=device.streams,
         task=np.tile(np.arange(num_tasks, dtype=np.int64), num_steps),
         step=np.repeat(np.arange(num_steps, dtype=np.int64), num_tasks),
         stream=np.tile(device.tasks.stream, num_steps),
-        dispatch_ns=done.dispatch_ns[:, here].ravel(),
-        ready_ns=done.ready_ns[:, here].ravel(),
-        start_ns=done.start_ns[:, here].ravel(),
-        end_ns=done.end_ns[:, here].ravel(),
+        dispatch_ns=done.dispatch_ns.ravel(),
+        ready_ns=done.ready_ns.ravel(),
+        start_ns=done.start_ns.ravel(),
+        end_ns=done.end_ns.ravel(),
         memory_ns=curve.time_ns,
         memory_bytes=curve.class_bytes,
-        codes=workload.codes[first:last],
+        codes=codes,
         kinds=device.tasks.kind,
     )

@@ -31,15 +31,13 @@ def job_of(model: str, strategy: str, given: dict[str, Any]) -> Job:
     return Job(model=model, strategy=load_strategy(strategy), **stated)
 
 
-def predict_target(
-    target: str, strategy: str, *, job: dict[str, Any], steps: int | str = "auto", engine: str = "auto"
-) -> tuple[Plan, Result]:
-    """Simulate a model with a strategy, or a plan file."""
+def predict_target(target: str, strategy: str, *, job: dict[str, Any], **options: Any) -> tuple[Plan, Result]:
+    """Simulate a model with a strategy, or a plan file; `options`: steps, engine, jitter of `predict`."""
     from piper.predict import predict
 
     if is_plan_file(target):
-        return _predict_plan(target, strategy, job=job, steps=steps, engine=engine)
-    found = predict(job_of(target, strategy, job), steps=steps, engine=engine)
+        return _predict_plan(target, strategy, job=job, **options)
+    found = predict(job_of(target, strategy, job), **options)
     if found.compiled is None:
         raise InternalError("internal error: a prediction of a job has no plan")
     name, plan = found.result["strategy"]["shorthand"], found.compiled.plan
@@ -66,9 +64,7 @@ def is_plan_file(target: str) -> bool:
         return False
 
 
-def _predict_plan(
-    target: str, strategy: str, *, job: dict[str, Any], steps: int | str, engine: str
-) -> tuple[Plan, Result]:
+def _predict_plan(target: str, strategy: str, *, job: dict[str, Any], **options: Any) -> tuple[Plan, Result]:
     from piper.predict import predict_plan
     from simulator.errors import IllegalPlanError
     from simulator.plan.check import check_plan
@@ -81,7 +77,7 @@ def _predict_plan(
         name: job[name] for name in ("cluster", "stack", "mfu_convention") if job.get(name) is not None
     }
     changes = tuple(entry for entry in job.get("settings") or () if _is_of_hardware(entry))
-    found = predict_plan(plan, steps=steps, engine=engine, settings=changes, **hardware)
+    found = predict_plan(plan, settings=changes, **options, **hardware)
     return plan, Result(name=target, summary=found.result, timeline=found.timeline, plan=plan)
 
 

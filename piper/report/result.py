@@ -106,9 +106,13 @@ class Result:
         return target
 
     def __str__(self) -> str:
+        from piper.report.jitter import jitter_lines
         from piper.report.summary import describe
 
-        return describe(self.summary) if "breakdown_s" in self.summary else self.name
+        if "breakdown_s" not in self.summary:
+            return self.name
+        jitter = jitter_lines(self.summary["jitter"]) if "jitter" in self.summary else []
+        return "\n".join([describe(self.summary), *([""] if jitter else []), *jitter])
 
     def _repr_html_(self) -> str:
         import html

@@ -44,6 +44,16 @@ class EngineRun:
     end_ns: npt.NDArray[np.int64]
     step_end_ns: npt.NDArray[np.int64]
 
+    def tasks(self, first: int, last: int) -> EngineRun:
+        """Return the times of tasks `first` to `last` - 1."""
+        return EngineRun(
+            dispatch_ns=self.dispatch_ns[:, first:last],
+            ready_ns=self.ready_ns[:, first:last],
+            start_ns=self.start_ns[:, first:last],
+            end_ns=self.end_ns[:, first:last],
+            step_end_ns=self.step_end_ns,
+        )
+
 
 class Engine(Protocol):
     """Run `workload` again and again until `settled(ends of the steps so far)`, at most `max_steps` times.
