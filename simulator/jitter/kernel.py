@@ -1,8 +1,8 @@
 """The compiled part of unfolded runs: one template per device plan, and 16 bytes per unit and task.
 
 The functions of `simulator.rules` and `simulator.jitter.draws` are compiled unchanged; the notes of the fast
-engine hold here, too: [Note: streams as a worklist], [Note: arrays as arguments], [Note: compiled once per
-machine]. A step is worked out to its end before the next begins, since no time depends on a later step.
+engine hold here, too: [Note: streams as a worklist], [Note: arrays as arguments]. A step is worked out to its
+end before the next begins, since no time depends on a later step.
 
 [Note: two words per task]  Of every task of a unit there are two int64. `joined` is when it was ready (or
     took part); before that CODED - the time at which the host had launched it, or PENDING. `end` is when it
@@ -10,21 +10,34 @@ machine]. A step is worked out to its end before the next begins, since no time 
     of a step is copied aside before its words are used again.
 [Note: blame]  Who arrives last at a collective, or at a transfer that needs both ends, is blamed for the
     time that the others have waited; several that arrive last share it. Both are per rank of a unit.
-[Note: no counting of references]  Numba counts references to the arrays of every call, which takes four times
-    as long as the calls. Nothing is allocated here, so that nothing has to be counted: `_nrt=False`.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from simulator import rules
+from simulator import compiled, rules
+from simulator.compiled import (
+    bare,
+    collective_start_ns,
+    compute_end_ns,
+    compute_start_ns,
+    dispatch_ns,
+    eager_recv_end_ns,
+    eager_recv_start_ns,
+    first_launch_ns,
+    host_copy_start_ns,
+    host_goes_on_ns,
+    joined_ns,
+    kept,
+    ready_ns,
+    rendezvous_start_ns,
+    text_of,
+    wire_end_ns,
+)
 from simulator.jitter import draws
 
 Ints = npt.NDArray[np.int64]
@@ -74,43 +87,27 @@ next_kept: the next stream that waits for the same task, or PENDING
 unlaunched: whether it waits for the host to launch its head
 """
 
-_compiled_bare = njit(_nrt=False)
-"""Compiled for functions that make no arrays; see [Note: no counting of references]."""
-
-_first_launch_ns = njit(rules.first_launch_ns)
-_dispatch_ns = njit(rules.dispatch_ns)
-_host_goes_on_ns = njit(rules.host_goes_on_ns)
-_ready_ns = njit(rules.ready_ns)
-_compute_start_ns = njit(rules.compute_start_ns)
-_compute_end_ns = njit(rules.compute_end_ns)
-_joined_ns = njit(rules.joined_ns)
-_host_copy_start_ns = njit(rules.host_copy_start_ns)
-_rendezvous_start_ns = njit(rules.rendezvous_start_ns)
-_eager_recv_start_ns = njit(rules.eager_recv_start_ns)
-_eager_recv_end_ns = njit(rules.eager_recv_end_ns)
-_collective_start_ns = njit(rules.collective_start_ns)
-_wire_end_ns = njit(rules.wire_end_ns)
-_mixed = njit(draws.mixed)
-_with_draw = njit(draws.with_draw)
-_with_task = njit(draws.with_task)
-_table_row = njit(draws.table_row)
-_for_chance = njit(draws.for_chance)
-_chance = njit(draws.chance)
-_longer_ns = njit(draws.longer_ns)
+_mixed = bare(draws.mixed)
+_with_draw = bare(draws.with_draw)
+_with_task = bare(draws.with_task)
+_table_row = bare(draws.table_row)
+_for_chance = bare(draws.for_chance)
+_chance = bare(draws.chance)
+_longer_ns = bare(draws.longer_ns)
 
 
-@_compiled_bare
+@bare
 def _longer(duration: Any, factor: float) -> Any:
     """Return a disturbed duration; without a disturbance the very same."""
     return duration if factor == 1.0 else np.int64(_longer_ns(duration, factor))
 
 
-@_compiled_bare
+@bare
 def _bits(step_key: Any, draw: Any, key: Any) -> Any:
     return _mixed(_with_task(_mixed(_with_draw(step_key, draw)), np.uint64(key)))
 
 
-@_compiled_bare
+@bare
 def _compute_ns(
     tasks: Ints,
     units: Ints,
@@ -133,7 +130,7 @@ def _compute_ns(
     return longer
 
 
-@_compiled_bare
+@bare
 def _wire_ns(duration: Any, factor: float, step_key: Any, draw: Any, key: Any, noise: Floats) -> Any:
     """Return how long communication takes in a step."""
     if len(noise):
@@ -141,26 +138,26 @@ def _wire_ns(duration: Any, factor: float, step_key: Any, draw: Any, key: Any, n
     return _longer(duration, factor)
 
 
-@_compiled_bare
+@bare
 def _take_up(todo: Ints, stream: int) -> None:
     """Put a stream on the worklist, whose length is its last entry."""
     todo[todo[-1]] = stream
     todo[-1] += 1
 
 
-@_compiled_bare
+@bare
 def _known(end: Ints, instance: int) -> bool:
     return bool(end[instance] >= 0)
 
 
-@_compiled_bare
+@bare
 def _keep(end: Ints, streams: Ints, stream: int, instance: int) -> None:
     """Leave a stream with an instance that has not ended; see [Note: two words per task]."""
     streams[stream, NEXT_KEPT] = CODED - end[instance] if end[instance] <= CODED else PENDING
     end[instance] = CODED - stream
 
 
-@_compiled_bare
+@bare
 def _ends(end: Ints, streams: Ints, todo: Ints, instance: int, time: int) -> None:
     """Let an instance end, and take up the streams that wait for it."""
     waiting = CODED - end[instance] if end[instance] <= CODED else PENDING
@@ -170,7 +167,7 @@ def _ends(end: Ints, streams: Ints, todo: Ints, instance: int, time: int) -> Non
         waiting = streams[waiting, NEXT_KEPT]
 
 
-@_compiled_bare
+@bare
 def _launch(
     tasks: Ints,
     units: Ints,
@@ -196,12 +193,12 @@ def _launch(
                 if not _known(end, base + wait):
                     units[unit, AWAITED] = wait
                     break
-                now = _host_goes_on_ns(now, end[base + wait])
+                now = host_goes_on_ns(now, end[base + wait])
             elif not first_step:
-                now = _host_goes_on_ns(now, aside[units[unit, ASIDE] - 1 - wait])
+                now = host_goes_on_ns(now, aside[units[unit, ASIDE] - 1 - wait])
         if units[unit, AWAITED] != PENDING:
             break
-        now = _dispatch_ns(now, tasks[task, HOST])
+        now = dispatch_ns(now, tasks[task, HOST])
         joined[base + task] = CODED - now
         if units[unit, RECORDED]:
             recorded[DISPATCH, record + task] = now
@@ -213,7 +210,7 @@ def _launch(
     units[unit, NEXT], units[unit, HOST_FREE] = task, now
 
 
-@_compiled_bare
+@bare
 def _has_waited(
     units: Ints,
     streams: Ints,
@@ -244,14 +241,14 @@ def _has_waited(
     return True
 
 
-@_compiled_bare
+@bare
 def _record(units: Ints, recorded: Ints, unit: int, task: int, start: int, time: int) -> None:
     if units[unit, RECORDED]:
         recorded[START, units[unit, RECORD] + task] = start
         recorded[END, units[unit, RECORD] + task] = time
 
 
-@_compiled_bare
+@bare
 def _join_transfer(
     tasks: Ints,
     units: Ints,
@@ -287,7 +284,7 @@ def _join_transfer(
         noise,
     )
     if kind == EAGER_SEND:
-        time = _wire_end_ns(joined[mine], duration)
+        time = wire_end_ns(joined[mine], duration)
         _record(units, recorded, unit, task, joined[mine], time)
         _ends(end, streams, todo, mine, time)
     if not met:
@@ -295,11 +292,11 @@ def _join_transfer(
     sent, posted = (joined[mine], joined[theirs]) if sends else (joined[theirs], joined[mine])
     to_unit, recv = (other, peer_task) if sends else (unit, task)
     if kind in (EAGER_SEND, EAGER_RECV):
-        start = _eager_recv_start_ns(sent, posted)
-        time = _eager_recv_end_ns(sent, posted, duration)
+        start = eager_recv_start_ns(sent, posted)
+        time = eager_recv_end_ns(sent, posted, duration)
     else:
-        start = _rendezvous_start_ns(sent, posted)
-        time = _wire_end_ns(start, duration)
+        start = rendezvous_start_ns(sent, posted)
+        time = wire_end_ns(start, duration)
         send = task if sends else peer_task
         _record(units, recorded, from_unit, send, start, time)
         _ends(end, streams, todo, units[from_unit, BASE] + send, time)
@@ -313,7 +310,7 @@ def _join_transfer(
         _take_up(todo, units[other, FIRST_STREAM] + tasks[peer_task, ON])
 
 
-@_compiled_bare
+@bare
 def _join_collective(
     tasks: Ints,
     units: Ints,
@@ -353,10 +350,10 @@ def _join_collective(
     latest = 0
     for index in range(first, last):
         instance = units[member[index], BASE] + group_tasks[first_task + member_place[index]]
-        latest = _collective_start_ns(latest, joined[instance])
+        latest = collective_start_ns(latest, joined[instance])
     draw = np.uint64(set_draw[number])
     duration = _wire_ns(tasks[task, DURATION], set_factor[number], step_key, draw, tasks[task, KEY], noise)
-    time = _wire_end_ns(latest, duration)
+    time = wire_end_ns(latest, duration)
     in_vain, late = 0, 0
     for index in range(first, last):
         here, its = member[index], group_tasks[first_task + member_place[index]]
@@ -376,7 +373,7 @@ def _join_collective(
                 caused[here] += in_vain // late
 
 
-@_compiled_bare
+@bare
 def _begin_step(units: Ints, streams: Ints, joined: Ints, end: Ints, todo: Ints) -> None:
     """Let nothing have happened yet in a step."""
     joined[:] = PENDING
@@ -391,7 +388,7 @@ def _begin_step(units: Ints, streams: Ints, joined: Ints, end: Ints, todo: Ints)
         streams[stream, UNLAUNCHED] = 0
 
 
-@_compiled_bare
+@bare
 def _run_step(
     first_step: bool,
     step_key: int,
@@ -475,21 +472,21 @@ def _run_step(
                     previous_waits,
                 ):
                     break
-                ready = _ready_ns(streams[stream, FREE], streams[stream, WAITS_DONE])
+                ready = ready_ns(streams[stream, FREE], streams[stream, WAITS_DONE])
                 dispatch = CODED - joined[instance]
                 kind = tasks[task, KIND]
                 if kind == COMPUTE:
                     joined[instance] = ready
-                    first_launch = _first_launch_ns(dispatch - tasks[task, HOST], tasks[task, LAUNCH])
-                    start = _compute_start_ns(ready, first_launch)
+                    first_launch = first_launch_ns(dispatch - tasks[task, HOST], tasks[task, LAUNCH])
+                    start = compute_start_ns(ready, first_launch)
                     duration = _compute_ns(tasks, units, unit, task, step_key, compute_factor, compute_noise)
-                    time = _compute_end_ns(start, duration, dispatch)
+                    time = compute_end_ns(start, duration, dispatch)
                     _record(units, recorded, unit, task, start, time)
                     _ends(end, streams, todo, instance, time)
                 elif kind == HOST_COPY:
                     joined[instance] = ready
-                    start = _host_copy_start_ns(ready, dispatch)
-                    time = _wire_end_ns(
+                    start = host_copy_start_ns(ready, dispatch)
+                    time = wire_end_ns(
                         start,
                         _wire_ns(
                             tasks[task, DURATION],
@@ -503,7 +500,7 @@ def _run_step(
                     _record(units, recorded, unit, task, start, time)
                     _ends(end, streams, todo, instance, time)
                 else:
-                    joined[instance] = _joined_ns(ready, dispatch)
+                    joined[instance] = joined_ns(ready, dispatch)
                     if kind == COLLECTIVE:
                         _join_collective(
                             tasks,
@@ -576,7 +573,7 @@ def _run_step(
     return finished
 
 
-def _compiled(texts: tuple[str, ...]) -> Any:
+def _compiled(texts: str) -> Any:
     """Return `_run_step` compiled and kept; see [Note: compiled once per machine]."""
 
     def run_step(first_step: bool, step_key: int, *arrays: npt.NDArray[Any]) -> int:
@@ -584,11 +581,7 @@ def _compiled(texts: tuple[str, ...]) -> Any:
         ended: int = _run_step(first_step, step_key, *arrays)
         return ended
 
-    kernel: Any = njit(run_step, _nrt=False)
-    with suppress(RuntimeError):  # no folder can be written: compiled for this process alone
-        kernel.enable_caching()
-    return kernel
+    return kept(run_step)
 
 
-_TEXTS = tuple(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (rules, draws))
-run_step = _compiled(_TEXTS)
+run_step = _compiled(text_of(rules, draws, compiled))

@@ -41,10 +41,11 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
 
 def test_other_rules_are_another_entry_of_the_cache() -> None:
     """Numba tells entries apart by what the closure holds."""
-    text = Path(kernel.rules.__file__).read_text(encoding="utf-8")
-    assert text in [cell.cell_contents for cell in kernel.run_steps.py_func.__closure__]
-    changed = kept(text + "\n").py_func.__closure__
-    assert text not in [cell.cell_contents for cell in changed]
+    (text,) = (cell.cell_contents for cell in kernel.run_steps.py_func.__closure__)
+    for module in (kernel.rules, kernel.compiled):
+        assert Path(module.__file__).read_text(encoding="utf-8") in text
+    (changed,) = (cell.cell_contents for cell in kept(text + "\n").py_func.__closure__)
+    assert changed == text + "\n"
 
 
 def kept(text: str) -> Any:

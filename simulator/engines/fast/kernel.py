@@ -11,23 +11,36 @@ Where links and devices are shared, `shared_kernel` runs instead.
     taken up again when that is known. Every task and every wait is looked at once: the cost is linear.
 [Note: arrays as arguments]  Numba counts references whenever an array is taken out of a tuple, which costs
     more than a task does. So functions take arrays one by one, and what belongs together is a record.
-[Note: compiled once per machine]  What is compiled is kept beside this file, or in the user's cache folder
-    where this one cannot be written, or in NUMBA_CACHE_DIR. Numba sees changes of this file only; the text
-    of the rules is a closure variable, so that a change of them compiles anew, too.
+[Note: compiled once per machine] is in `simulator.compiled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from simulator import rules
+from simulator import compiled, rules
+from simulator.compiled import (
+    bare,
+    collective_start_ns,
+    compute_end_ns,
+    compute_start_ns,
+    dispatch_ns,
+    eager_recv_end_ns,
+    eager_recv_start_ns,
+    first_launch_ns,
+    host_copy_start_ns,
+    host_goes_on_ns,
+    joined_ns,
+    kept,
+    ready_ns,
+    rendezvous_start_ns,
+    text_of,
+    wire_end_ns,
+)
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -82,22 +95,8 @@ HOST = np.dtype(
 GROUP = np.dtype([("first", np.int64), ("last", np.int64), ("arrivals", np.int64), ("latest", np.int64)])
 """A collective: its members are `members[first:last]`; how many have joined, and when the latest did."""
 
-_first_launch_ns = njit(rules.first_launch_ns)
-_dispatch_ns = njit(rules.dispatch_ns)
-_host_goes_on_ns = njit(rules.host_goes_on_ns)
-_ready_ns = njit(rules.ready_ns)
-_compute_start_ns = njit(rules.compute_start_ns)
-_compute_end_ns = njit(rules.compute_end_ns)
-_joined_ns = njit(rules.joined_ns)
-_host_copy_start_ns = njit(rules.host_copy_start_ns)
-_rendezvous_start_ns = njit(rules.rendezvous_start_ns)
-_eager_recv_start_ns = njit(rules.eager_recv_start_ns)
-_eager_recv_end_ns = njit(rules.eager_recv_end_ns)
-_collective_start_ns = njit(rules.collective_start_ns)
-_wire_end_ns = njit(rules.wire_end_ns)
 
-
-@njit
+@bare
 def _kind(is_compute: bool, is_host_copy: bool, in_collective: bool, is_send: bool, eager: bool) -> int:
     if is_compute:
         return COMPUTE
@@ -148,7 +147,7 @@ def _lay_out(
         streams[on].task = streams[on].first
 
 
-@njit
+@bare
 def forget_step(tasks: Records, times: Ints, durations: Ints, step: int) -> None:
     """Let nothing have happened yet in a step, whose tasks take `durations`."""
     offset = step * len(tasks)
@@ -160,7 +159,7 @@ def forget_step(tasks: Records, times: Ints, durations: Ints, step: int) -> None
         times[END, offset + task] = PENDING
 
 
-@njit
+@bare
 def launch(
     tasks: Records,
     times: Ints,
@@ -184,8 +183,8 @@ def launch(
                     hosts[device].awaited = wait
                     hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
                     return
-                now = _host_goes_on_ns(now, times[END, wait])
-            now = _dispatch_ns(now, tasks[task].host)
+                now = host_goes_on_ns(now, times[END, wait])
+            now = dispatch_ns(now, tasks[task].host)
             times[DISPATCH, offset + task] = now
             task += 1
         task = first
@@ -195,14 +194,14 @@ def launch(
     hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
 
 
-@njit
+@bare
 def _take_up(todo: Ints, stream: int) -> None:
     """Put a stream on the worklist, whose length is its last entry."""
     todo[todo[-1]] = stream
     todo[-1] += 1
 
 
-@njit
+@bare
 def _has_waited(
     tasks: Records,
     times: Ints,
@@ -238,7 +237,7 @@ def _has_waited(
     return True
 
 
-@njit
+@bare
 def _begin(
     tasks: Records,
     times: Ints,
@@ -253,60 +252,60 @@ def _begin(
     kind, duration, dispatch = tasks[task].kind, tasks[task].duration, times[DISPATCH, offset + task]
     times[READY, offset + task] = ready
     if kind == COMPUTE:
-        start = _compute_start_ns(ready, _first_launch_ns(dispatch - tasks[task].host, tasks[task].launch))
+        start = compute_start_ns(ready, first_launch_ns(dispatch - tasks[task].host, tasks[task].launch))
         times[START, offset + task] = start
-        times[END, offset + task] = _compute_end_ns(start, duration, dispatch)
+        times[END, offset + task] = compute_end_ns(start, duration, dispatch)
     elif kind == HOST_COPY:
-        start = _host_copy_start_ns(ready, dispatch)
+        start = host_copy_start_ns(ready, dispatch)
         times[START, offset + task] = start
-        times[END, offset + task] = _wire_end_ns(start, duration)
+        times[END, offset + task] = wire_end_ns(start, duration)
     else:
-        times[READY, offset + task] = _joined_ns(ready, dispatch)
+        times[READY, offset + task] = joined_ns(ready, dispatch)
         if kind == COLLECTIVE:
             _join_collective(tasks, times, todo, task, offset, groups, members)
         else:
             _join_transfer(tasks, times, todo, task, offset)
 
 
-@njit
+@bare
 def _join_transfer(tasks: Records, times: Ints, todo: Ints, task: int, offset: int) -> None:
     """Join; who knows of both ends says when they end: [Note: eager send], [Note: rendezvous send]."""
     kind, peer = tasks[task].kind, tasks[task].other
     if kind == EAGER_SEND:
         times[START, offset + task] = times[READY, offset + task]
-        times[END, offset + task] = _wire_end_ns(times[READY, offset + task], tasks[task].duration)
+        times[END, offset + task] = wire_end_ns(times[READY, offset + task], tasks[task].duration)
     if times[READY, offset + peer] == PENDING:
         return
     sends = kind in (EAGER_SEND, SEND)
     send, recv = (task, peer) if sends else (peer, task)
     sent, posted = times[READY, offset + send], times[READY, offset + recv]
     if kind in (EAGER_SEND, EAGER_RECV):
-        times[START, offset + recv] = _eager_recv_start_ns(sent, posted)
-        times[END, offset + recv] = _eager_recv_end_ns(sent, posted, tasks[send].duration)
+        times[START, offset + recv] = eager_recv_start_ns(sent, posted)
+        times[END, offset + recv] = eager_recv_end_ns(sent, posted, tasks[send].duration)
     else:
-        start = _rendezvous_start_ns(sent, posted)
+        start = rendezvous_start_ns(sent, posted)
         for end in (send, recv):
             times[START, offset + end] = start
-            times[END, offset + end] = _wire_end_ns(start, tasks[send].duration)
+            times[END, offset + end] = wire_end_ns(start, tasks[send].duration)
     if kind != EAGER_RECV:
         _take_up(todo, tasks[peer].stream)
 
 
-@njit
+@bare
 def _join_collective(
     tasks: Records, times: Ints, todo: Ints, task: int, offset: int, groups: Records, members: Ints
 ) -> None:
     """Join; the last member says when all of them end: [Note: additive skew]."""
     number = tasks[task].other
     first, last = groups[number].first, groups[number].last
-    latest = _collective_start_ns(groups[number].latest, times[READY, offset + task])
+    latest = collective_start_ns(groups[number].latest, times[READY, offset + task])
     groups[number].latest = latest
     groups[number].arrivals += 1
     if groups[number].arrivals < last - first:
         return
     groups[number].arrivals = 0
     groups[number].latest = 0
-    end = _wire_end_ns(latest, tasks[members[first]].duration)
+    end = wire_end_ns(latest, tasks[members[first]].duration)
     for index in range(first, last):
         member = members[index]
         times[START, offset + member] = latest
@@ -315,7 +314,7 @@ def _join_collective(
             _take_up(todo, tasks[member].stream)
 
 
-@njit
+@bare
 def _go_on(tasks: Records, times: Ints, streams: Records, todo: Ints, stream: int) -> None:
     """Make the next task of a stream its head, and take up the streams that waited for the present one."""
     task, offset = streams[stream].task, streams[stream].offset
@@ -333,7 +332,7 @@ def _go_on(tasks: Records, times: Ints, streams: Records, todo: Ints, stream: in
         waiting = streams[waiting].next_kept
 
 
-@njit
+@bare
 def _take_up_launched(streams: Records, hosts: Records, device: int, todo: Ints) -> None:
     """Take up the streams of a device that waited for its host."""
     for stream in range(hosts[device].first_stream, hosts[device].last_stream):
@@ -342,7 +341,7 @@ def _take_up_launched(streams: Records, hosts: Records, device: int, todo: Ints)
             _take_up(todo, stream)
 
 
-@njit
+@bare
 def _run_steps(
     first_step: int,
     last_step: int,
@@ -386,7 +385,7 @@ def _run_steps(
                     tasks, times, streams, stream, wait_starts, waits, previous_starts, previous_waits
                 ):
                     break
-                ready = _ready_ns(streams[stream].free, streams[stream].waits_done)
+                ready = ready_ns(streams[stream].free, streams[stream].waits_done)
                 _begin(tasks, times, todo, task, offset, ready, groups, members)
             if times[END, offset + task] == PENDING:
                 break
@@ -411,15 +410,7 @@ def _compiled(rules_text: str) -> tuple[Any, Any]:
         ended: int = _run_steps(first_step, last_step, *arrays)
         return ended
 
-    return kept_compiled(lay_out), kept_compiled(run_steps)
+    return kept(lay_out), kept(run_steps)
 
 
-def kept_compiled(function: Callable[..., int | None]) -> Any:
-    """Compile a function, and keep what is compiled; see [Note: compiled once per machine]."""
-    kernel: Any = njit(function)
-    with suppress(RuntimeError):  # no folder can be written: compiled for this process alone
-        kernel.enable_caching()
-    return kernel
-
-
-lay_out, run_steps = _compiled(Path(rules.__file__).read_text(encoding="utf-8"))
+lay_out, run_steps = _compiled(text_of(rules, compiled))

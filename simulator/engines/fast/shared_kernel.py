@@ -8,19 +8,33 @@ It implements every note of `simulator.rules`; by [Note: flows] it goes from ns 
 [Note: what has to settle]  At the end of a ns, links whose flows have changed are looked at, and through
     links that are wanted by more than they have (only these slow anyone), their neighbours. The reference
     engine looks at all flows; [Note: sums from scratch] makes both the same to the last bit.
-[Note: arrays as arguments] and [Note: compiled once per machine] are as in `kernel`.
+[Note: arrays as arguments] is as in `kernel`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from simulator import rules
+from simulator import compiled, rules
+from simulator.compiled import (
+    bare,
+    compute_speed,
+    compute_start_ns,
+    first_launch_ns,
+    flow_left,
+    flow_ns,
+    host_copy_start_ns,
+    joined_ns,
+    kept,
+    latency_ns,
+    memory_share,
+    processor_share,
+    ready_ns,
+    text_of,
+)
 from simulator.engines.fast import kernel
 from simulator.engines.fast.kernel import (
     COLLECTIVE,
@@ -37,7 +51,6 @@ from simulator.engines.fast.kernel import (
     Ints,
     Records,
     forget_step,
-    kept_compiled,
     launch,
 )
 from simulator.engines.fast.shared_layout import (
@@ -52,27 +65,13 @@ from simulator.engines.fast.shared_layout import (
 from simulator.sharing import fair
 
 Floats = npt.NDArray[np.float64]
-compiled = njit(_nrt=False)
-"""Without reference counts, which would cost more than all else; functions here make no arrays."""
-
-_fair_speeds = compiled(fair.fair_speeds)
-_first_launch_ns = compiled(rules.first_launch_ns)
-_ready_ns = compiled(rules.ready_ns)
-_compute_start_ns = compiled(rules.compute_start_ns)
-_joined_ns = compiled(rules.joined_ns)
-_host_copy_start_ns = compiled(rules.host_copy_start_ns)
-_latency_ns = compiled(rules.latency_ns)
-_flow_left = compiled(rules.flow_left)
-_flow_ns = compiled(rules.flow_ns)
-_processor_share = compiled(rules.processor_share)
-_memory_share = compiled(rules.memory_share)
-_compute_speed = compiled(rules.compute_speed)
+_fair_speeds = bare(fair.fair_speeds)
 
 
 # --- the heap of slots -------------------------------------------------------------------------------------
 
 
-@compiled
+@bare
 def _rise(heap: Ints, slots: Records, place: int) -> None:
     slot = heap[place]
     due = slots[slot].due
@@ -88,7 +87,7 @@ def _rise(heap: Ints, slots: Records, place: int) -> None:
     slots[slot].place = place
 
 
-@compiled
+@bare
 def _sink(heap: Ints, slots: Records, place: int) -> None:
     count = heap[-1]
     slot = heap[place]
@@ -109,7 +108,7 @@ def _sink(heap: Ints, slots: Records, place: int) -> None:
     slots[slot].place = place
 
 
-@compiled
+@bare
 def _time(heap: Ints, slots: Records, slot: int, due: int) -> None:
     """Let a slot be due at a time, whether or not it was due before."""
     slots[slot].due = due
@@ -121,7 +120,7 @@ def _time(heap: Ints, slots: Records, slot: int, due: int) -> None:
     _sink(heap, slots, slots[slot].place)
 
 
-@compiled
+@bare
 def _take_first(heap: Ints, slots: Records) -> int:
     """Remove the slot that is due first."""
     slot = heap[0]
@@ -137,20 +136,20 @@ def _take_first(heap: Ints, slots: Records) -> int:
 # --- lists whose length is their last entry ----------------------------------------------------------------
 
 
-@compiled
+@bare
 def _push(found: Ints, value: int) -> None:
     found[found[-1]] = value
     found[-1] += 1
 
 
-@compiled
+@bare
 def _unsettle_link(links: Records, unsettled_links: Ints, link: int) -> None:
     if not links[link].unsettled:
         links[link].unsettled = 1
         _push(unsettled_links, link)
 
 
-@compiled
+@bare
 def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> None:
     if not devices[device].unsettled:
         devices[device].unsettled = 1
@@ -160,7 +159,7 @@ def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> 
 # --- tasks -------------------------------------------------------------------------------------------------
 
 
-@compiled
+@bare
 def _finish(
     tasks: Records, times: Ints, streams: Records, devices: Records, todo: Ints, unsettled_devices: Ints,
     ended: Ints, remaining: Ints, instance: int, now: int,
@@ -184,7 +183,7 @@ def _finish(
     _push(ended, instance)
 
 
-@compiled
+@bare
 def _after_ends(
     tasks: Records, times: Ints, streams: Records, hosts: Records, kept: Ints, todo: Ints, ended: Ints,
     last_offset: int, host_starts: Ints, host_waits: Ints,
@@ -207,7 +206,7 @@ def _after_ends(
                     _push(todo, stream)
 
 
-@compiled
+@bare
 def _has_waited(
     times: Ints, streams: Records, kept: Ints, stream: int, num_tasks: int, wait_starts: Ints, waits: Ints,
     previous_starts: Ints, previous_waits: Ints,
@@ -235,7 +234,7 @@ def _has_waited(
     return True
 
 
-@compiled
+@bare
 def _end_communication(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, demands: Records,
     links: Records, link_numbers: Ints, uses: Floats, link_places: Ints, link_now: Floats,
@@ -269,7 +268,7 @@ def _end_communication(
         _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, offset + peer, now)
 
 
-@compiled
+@bare
 def _load(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
     link_now: Floats, unsettled_links: Ints, slot: int, factor: float,
@@ -281,7 +280,7 @@ def _load(
         _unsettle_link(links, unsettled_links, link_numbers[entry])
 
 
-@compiled
+@bare
 def _enter_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
     link_now: Floats, device_places: Ints, device_now: Floats, unsettled_links: Ints, fresh: Ints, slot: int,
@@ -298,7 +297,7 @@ def _enter_links(
         device_now[device_places[entry]] = demands[flow].memory
 
 
-@compiled
+@bare
 def _begin_communication(
     tasks: Records, slots: Records, demands: Records, durations: Ints, heap: Ints, instance: int, now: int,
 ) -> int:  # fmt: skip
@@ -308,7 +307,7 @@ def _begin_communication(
     duration = durations[min(step, len(durations) - 1), task]
     slots[slot].task = instance
     slots[slot].kind = tasks[task].row
-    latency = _latency_ns(demands[tasks[task].row].latency, duration)
+    latency = latency_ns(demands[tasks[task].row].latency, duration)
     slots[slot].left = float(duration - latency)
     slots[slot].state = LATENCY
     if latency == 0:
@@ -320,19 +319,19 @@ def _begin_communication(
 # --- settling ----------------------------------------------------------------------------------------------
 
 
-@compiled
+@bare
 def _set_speed(heap: Ints, slots: Records, slot: int, speed: float, now: int) -> bool:
     """Time a flow anew if its speed has changed, and tell whether it has."""
     if speed == slots[slot].speed:
         return False
-    slots[slot].left = _flow_left(slots[slot].left, now - slots[slot].since, slots[slot].speed)
+    slots[slot].left = flow_left(slots[slot].left, now - slots[slot].since, slots[slot].speed)
     slots[slot].since = now
     slots[slot].speed = speed
-    _time(heap, slots, slot, now + _flow_ns(slots[slot].left, speed))
+    _time(heap, slots, slot, now + flow_ns(slots[slot].left, speed))
     return True
 
 
-@compiled
+@bare
 def _look_at(
     slots: Records,
     links: Records,
@@ -359,7 +358,7 @@ def _look_at(
     links[link].was_tight = links[link].tight
 
 
-@compiled
+@bare
 def _settle_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_slots: Ints,
     link_now: Floats, heap: Ints, fresh: Ints, flows: Ints, looked_at: Ints, unsettled_links: Ints,
@@ -403,7 +402,7 @@ def _settle_links(
     looked_at[-1] = 0
 
 
-@compiled
+@bare
 def _sort(values: Ints) -> None:
     """Sort a short list whose length is its last entry."""
     for index in range(1, values[-1]):
@@ -414,7 +413,7 @@ def _sort(values: Ints) -> None:
         values[place] = value
 
 
-@compiled
+@bare
 def _share_links(
     slots: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, heap: Ints,
     flows: Ints, num_links: int, changed: Ints, found: Ints, starts: Ints, numbers: Ints, amounts: Floats,
@@ -446,7 +445,7 @@ def _share_links(
             _push(changed, found[index])
 
 
-@compiled
+@bare
 def _unsettle_members(
     slots: Records, demands: Records, devices: Records, device_numbers: Ints, changed: Ints,
     unsettled_devices: Ints,
@@ -459,7 +458,7 @@ def _unsettle_members(
     changed[-1] = 0
 
 
-@compiled
+@bare
 def _settle_device(
     slots: Records, demands: Records, devices: Records, device_slots: Ints, device_now: Floats,
     priority: Ints, num_processors: int, heap: Ints, device: int, now: int,
@@ -482,20 +481,20 @@ def _settle_device(
             equal += priority[stream] == highest
     for stream in range(first, last):
         if slots[stream].state == COMPUTING:
-            processors = _processor_share(devices[device].held, num_processors, equal)
+            processors = processor_share(devices[device].held, num_processors, equal)
             if priority[stream] < highest:
-                processors = _processor_share(num_processors, num_processors, 1)
+                processors = processor_share(num_processors, num_processors, 1)
             flow = slots[stream].kind
-            memory = _memory_share(taken, demands[flow].memory, computing)
+            memory = memory_share(taken, demands[flow].memory, computing)
             parts = demands[flow].processor_part, demands[flow].memory_part
-            speed = _compute_speed(parts[0], parts[1], processors, memory)
+            speed = compute_speed(parts[0], parts[1], processors, memory)
             _set_speed(heap, slots, stream, speed, now)
 
 
 # --- the whole ---------------------------------------------------------------------------------------------
 
 
-@compiled
+@bare
 def _head_is_due(
     tasks: Records, times: Ints, streams: Records, slots: Records, kept: Ints, heap: Ints, stream: int,
     now: int,
@@ -514,17 +513,17 @@ def _head_is_due(
         times, streams, kept, stream, len(tasks), wait_starts, waits, previous_starts, previous_waits
     ):
         return False
-    ready = _ready_ns(streams[stream].free, streams[stream].waits_done)
+    ready = ready_ns(streams[stream].free, streams[stream].waits_done)
     times[READY, instance] = ready
     slots[stream].state = STARTING
     slots[stream].task = instance
     if tasks[task].kind == COMPUTE:
-        first = _first_launch_ns(dispatch - tasks[task].host, tasks[task].launch)
-        due = _compute_start_ns(ready, first)
+        first = first_launch_ns(dispatch - tasks[task].host, tasks[task].launch)
+        due = compute_start_ns(ready, first)
     elif tasks[task].kind == HOST_COPY:
-        due = _host_copy_start_ns(ready, dispatch)
+        due = host_copy_start_ns(ready, dispatch)
     else:
-        due = _joined_ns(ready, dispatch)
+        due = joined_ns(ready, dispatch)
         slots[stream].state = JOINING
         times[READY, instance] = PENDING
     if due > now:
@@ -532,7 +531,7 @@ def _head_is_due(
     return due <= now
 
 
-@compiled
+@bare
 def _start_computing(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, unsettled_devices: Ints,
     durations: Ints, stream: int, now: int,
@@ -550,7 +549,7 @@ def _start_computing(
     _unsettle_device(devices, unsettled_devices, streams[stream].device)
 
 
-@compiled
+@bare
 def _join(
     tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, groups: Records,
     members: Ints, unsettled_devices: Ints, stream: int, now: int,
@@ -584,7 +583,7 @@ def _join(
     return instance if kind == SEND else peer
 
 
-@compiled
+@bare
 def _run_until(
     until_step: int,
     last_step: int,
@@ -683,7 +682,7 @@ def _run_until(
     return True
 
 
-@compiled
+@bare
 def _begin(
     tasks: Records, times: Ints, streams: Records, hosts: Records, todo: Ints, last_step: int,
     durations: Ints,
@@ -699,7 +698,7 @@ def _begin(
             _push(todo, stream)
 
 
-@compiled
+@bare
 def _act(
     tasks: Records, times: Ints, streams: Records, groups: Records, members: Ints, slots: Records,
     devices: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
@@ -764,8 +763,7 @@ def _compiled(sources: str) -> Any:
         ended: bool = _run_until(until_step, last_step, num_processors, *arrays)
         return ended
 
-    return kept_compiled(run_until)
+    return kept(run_until)
 
 
-_SOURCES = (rules, fair, kernel)
-run_until = _compiled("".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in _SOURCES))
+run_until = _compiled(text_of(rules, compiled, fair, kernel))
