@@ -64,9 +64,10 @@ def run(workload: Workload, *, max_steps: int, settled: Settled) -> EngineRun:
 
 def _one_step(workload: Workload, arrays: Arrays) -> Callable[[int], bool]:
     """Return what runs a step to its end, and tells whether it has one."""
+    none = np.zeros(0, dtype=np.int64)
 
     def go_on(step: int) -> bool:
-        durations = flat(workload.step_duration_ns(step))
+        durations = none if workload.noisy_ns is None else flat(workload.step_duration_ns(step))
         ended: int = run_steps(step, step, durations, *arrays.values())
         return ended == workload.num_tasks
 

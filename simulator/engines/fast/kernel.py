@@ -137,6 +137,7 @@ def _lay_out(
         tasks[task].kind = _kind(
             is_compute[task], is_host_copy[task], collective[task] != PENDING, is_send[task], eager[task]
         )
+        tasks[task].kept = PENDING
         tasks[task].following = PENDING
         if last[on] == PENDING:
             streams[on].first = task
@@ -149,11 +150,11 @@ def _lay_out(
 
 @bare
 def forget_step(tasks: Records, times: Ints, durations: Ints, step: int) -> None:
-    """Let nothing have happened yet in a step, whose tasks take `durations`."""
+    """Let nothing have happened yet in a step, whose tasks take `durations` (empty: as they took before)."""
     offset = step * len(tasks)
-    for task in range(len(tasks)):
+    for task in range(len(durations)):
         tasks[task].duration = durations[task]
-        tasks[task].kept = PENDING
+    for task in range(len(tasks)):
         times[DISPATCH, offset + task] = PENDING
         times[READY, offset + task] = PENDING
         times[END, offset + task] = PENDING

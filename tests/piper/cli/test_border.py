@@ -165,5 +165,9 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: p
         threading.Event().wait(10)
 
     monkeypatch.setattr("piper.cli.models.models", command)
-    assert main(["models"]) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        assert main(["models"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "interrupted\n"
