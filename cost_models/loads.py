@@ -13,12 +13,6 @@ What is sent is read once, what is received is written once: 2 bytes per bus byt
 transfer. Where a ring reduces, it reads what it received and its own part and writes the sum to the next
 member: 3; all-reduce is one half of each. Reduction in the switch reads and writes the buffer once: 2 per
 byte of the buffer. Copies to and from buffers of the network are left out: it is slow beside the memory.
-
-[Note: weight]
-A full interface or switch serves connections (queue pairs) in turn, each with its own rate control (Zhu et
-al., SIGCOMM 2015): who has more of them gets more. The weight is the number of connections in one direction
-on the busiest rail, of all members that share it. Flows inside a node all weigh as much as a ring on one
-rail: no figures are known for the ports.
 """
 
 from __future__ import annotations
@@ -50,12 +44,6 @@ _MEMORY_PER_BUS_BYTE = {
 _BYTES_PER_CHANNEL = 32 * 1024
 """Smaller messages use fewer channels: 64 bytes for each of 512 threads (NVIDIA/nccl src/enqueue.cc)."""
 
-_MESSAGES_PER_CHANNEL = 4
-"""Of an all-to-all; with more, each peer has fewer channels (NVIDIA/nccl src/graph/paths.cc)."""
-
-_MESSAGES_AT_ONCE = 8
-"""That one channel of an all-to-all works on (NVIDIA/nccl src/include/device.h)."""
-
 
 class Loads:
     """What the communication of a job holds.
@@ -79,12 +67,11 @@ class Loads:
         alone = [
             self._collectives.alone_transfer(size_bytes, inside=inside) for inside in np.unique(near).tolist()
         ]
-        channels = self.cluster.channels.messages if near.all() else self.cluster.channels.per_peer
+        channels = self._message_channels(near)
         return entries.use(
             latency_s=max(alone, key=lambda time: time.seconds).latency_s,
             processors=_used(channels, size_bytes),
             memory_bytes=size_bytes,
-            weight=self._weight_inside if near.all() else channels * self._sharers(source[~near]),
         )
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, members: Ints) -> CommunicationUse:
@@ -92,7 +79,7 @@ class Loads:
         layout = Layout(self._checked(members), self.cluster.gpus_per_node)
         entries = _Entries(self.links)
         if layout.num_ranks == 1:
-            return entries.use(latency_s=0.0, processors=0, memory_bytes=0, weight=self._weight_inside)
+            return entries.use(latency_s=0.0, processors=0, memory_bytes=0)
         spreads = layout.spreads(shift=kind is CollectiveKind.RING_SHIFT)
         slowest = max(
             (self._collectives.alone(kind, size_bytes, spread) for spread in spreads),
@@ -103,22 +90,21 @@ class Loads:
         if kind is CollectiveKind.RING_SHIFT:
             target = np.roll(layout.members, -1, axis=1).ravel()
             near = self._add_messages(entries, layout.flat, target, size_bytes=size_bytes)
-            channels, weight = self._shift_channels(layout.flat[~near])
+            channels = self._message_channels(near)
         elif kind is CollectiveKind.ALL_TO_ALL:
             self._add_all_to_all(entries, layout, size_bytes=size_bytes)
-            channels, weight = self._all_to_all_channels(layout)
+            channels = self._all_to_all_channels(layout)
             messages = layout.num_ranks - 1
         else:
             switched = self._switched(kind, layout)
             self._add_ring(entries, layout, switched, sizes=(bus_bytes, size_bytes))
-            channels, weight = self._ring_channels(layout, switched)
+            channels = self._ring_channels(layout, switched)
             if switched.any():
                 memory_bytes = 2.0 * size_bytes
         return entries.use(
             latency_s=slowest.latency_s,
             processors=min(channels, max(messages, _used(channels, size_bytes))),
             memory_bytes=memory_bytes,
-            weight=weight,
         )
 
     def host_copy(self, *, size_bytes: int, ranks: Ints, to_host: bool) -> CommunicationUse:
@@ -130,54 +116,31 @@ class Loads:
             kind = LinkKind.HOST_OUT if to_host else LinkKind.HOST_IN
             entries.add(self.links.hosts(kind, ranks), size_bytes)
         latency_s = link.latency_s if link else 0.0
-        return entries.use(latency_s=latency_s, processors=0, memory_bytes=size_bytes, weight=1.0)
+        return entries.use(latency_s=latency_s, processors=0, memory_bytes=size_bytes)
 
-    @property
-    def _weight_inside(self) -> float:
-        return float(self.cluster.channels.per_rail)
+    def _message_channels(self, near: Flags) -> int:
+        """Return the channels of messages, of which some stay inside a node."""
+        return self.cluster.channels.messages if near.all() else self.cluster.channels.per_peer
 
-    def _sharers(self, ranks: Ints) -> int:
-        """Return how many of `ranks` use the rail that most of them use."""
-        return int(np.bincount(self.links.rails(ranks)).max(initial=0))
-
-    def _shift_channels(self, leaving: Ints) -> tuple[int, float]:
-        """Return the channels of a ring shift, of whose members some send to another node, and its weight."""
-        channels = self.cluster.channels
-        if len(leaving) == 0:
-            return channels.messages, self._weight_inside
-        return channels.per_peer, channels.per_peer * self._sharers(leaving)
-
-    def _all_to_all_channels(self, layout: Layout) -> tuple[int, float]:
-        """Return the channels of an all-to-all, and its weight: connections to all remote peers at once."""
+    def _all_to_all_channels(self, layout: Layout) -> int:
         remote = layout.num_nodes > 1
         if not remote.any():
-            return self.cluster.channels.messages, self._weight_inside
-        rails, _ = self._rails_of(layout, remote)
-        channels = _power_of_two(self.cluster.channels.of_rails(rails))
-        per_peer = self.cluster.channels.per_peer
-        while per_peer > 1 and per_peer * layout.num_ranks > _MESSAGES_PER_CHANNEL * channels:
-            per_peer //= 2
-        peers = layout.num_ranks - int(layout.fewest[remote].min())
-        sharers = self._sharers(layout.flat[layout.per_member(remote)])
-        return channels, min(peers * per_peer, _MESSAGES_AT_ONCE * channels) * sharers
+            return self.cluster.channels.messages
+        return _power_of_two(self.cluster.channels.of_rails(self._rails_of(layout, remote)))
 
-    def _ring_channels(self, layout: Layout, switched: Flags) -> tuple[int, float]:
-        """Return the channels of a ring or a reduction in the switch, and its weight."""
+    def _ring_channels(self, layout: Layout, switched: Flags) -> int:
+        """Return the channels of a ring or a reduction in the switch."""
         channels, remote = self.cluster.channels, layout.num_nodes > 1
         if not remote.any():
-            return channels.in_switch if switched.any() else channels.ring, self._weight_inside
-        rails, sharers = self._rails_of(layout, remote)
-        count = channels.two_node_tree if switched.any() else channels.of_rails(rails)
-        return count, count / rails * sharers
+            return channels.in_switch if switched.any() else channels.ring
+        return channels.two_node_tree if switched.any() else channels.of_rails(self._rails_of(layout, remote))
 
-    def _rails_of(self, layout: Layout, remote: Flags) -> tuple[int, int]:
-        """Return the most rails that a set over several nodes uses on one, and the most sets on one rail."""
+    def _rails_of(self, layout: Layout, remote: Flags) -> int:
+        """Return the most rails that a set over several nodes uses on one."""
         chosen = layout.members[remote]
         rails, per_node = self.links.rails(chosen), self.links.rails_per_node
-        total = self.links.num_nodes * per_node
-        used = np.unique(rails + np.arange(len(chosen))[:, None] * total)
-        _, on_node = np.unique(used // per_node, return_counts=True)
-        return int(on_node.max()), int(np.bincount(used % total).max())
+        used = np.unique(rails + np.arange(len(chosen))[:, None] * self.links.num_nodes * per_node)
+        return int(np.unique(used // per_node, return_counts=True)[1].max())
 
     def _switched(self, kind: CollectiveKind, layout: Layout) -> Flags:
         """Tell for each set whether the switch reduces (`Collectives.price`)."""
@@ -281,14 +244,11 @@ class _Entries:
             self.add(self._map.leaves(LinkKind.LEAF_OUT, nodes), beyond_leaf)
             self.add(self._map.leaves(LinkKind.LEAF_IN, nodes), beyond_leaf)
 
-    def use(
-        self, *, latency_s: float, processors: int, memory_bytes: float, weight: float
-    ) -> CommunicationUse:
+    def use(self, *, latency_s: float, processors: int, memory_bytes: float) -> CommunicationUse:
         return CommunicationUse(
             latency_s=latency_s,
             processors=processors,
             memory_bytes=float(memory_bytes),
-            weight=float(weight),
             links=np.concatenate(self._links),
             link_bytes=np.concatenate(self._bytes),
         )

@@ -70,8 +70,8 @@ class Spine:
 class Channels:
     """Into how many channels the communication library divides large messages.
 
-    A channel is one thread block, which has a processor of each member for itself (NVIDIA/nccl issue 689),
-    and over the network one connection in each direction. The defaults are those of H100, see
+    A channel is one thread block, which has a processor of each member for itself (NVIDIA/nccl issue 689).
+    The defaults are those of H100, see
     `clusters/dgx_h100.yaml`.
 
     Args:
@@ -187,7 +187,7 @@ class Cluster:
         inter: the network, or None (one node).
         eager_limit_bytes: largest message that a send hands over without waiting for its receive.
         communicators: memory per communicator.
-        channels: processors and connections of communication.
+        channels: processors of communication.
         gpus_per_host_link: devices that share one link to the host.
         sources: where the figures of each section come from.
     """

@@ -62,7 +62,6 @@ class CommunicationUse:
         latency_s: the part of the price in which no bytes flow; see [Note: time on the wire].
         processors: of each member, held by the kernel from when the member joins until the end.
         memory_bytes: that each member reads and writes in its own memory (of members that differ, the most).
-        weight: share under fair division of a full link, against other flows.
         links: int64 [entries], numbers of links; one may appear several times: its bytes add up.
         link_bytes: float64 [entries], what crosses each.
     """
@@ -70,7 +69,6 @@ class CommunicationUse:
     latency_s: float
     processors: int
     memory_bytes: float
-    weight: float
     links: npt.NDArray[np.int64]
     link_bytes: npt.NDArray[np.float64]
 

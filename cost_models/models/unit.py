@@ -136,7 +136,6 @@ def _nothing(seconds: float) -> CommunicationUse:
         latency_s=seconds,
         processors=0,
         memory_bytes=0.0,
-        weight=1.0,
         links=np.zeros(0, dtype=np.int64),
         link_bytes=np.zeros(0),
     )

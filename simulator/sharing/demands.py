@@ -55,7 +55,7 @@ def share(
     starts, links, uses, names = _links(rows, machine, row=price, driver=driver)
     return Sharing(
         latency_ns=np.array([rules.duration_ns(row.latency_s) for row in rows], dtype=np.int64),
-        growth=np.array([row.weight / row.busiest if row.busiest else 0.0 for row in rows]),
+        growth=np.array([1.0 / row.busiest if row.busiest else 0.0 for row in rows]),
         link_starts=starts,
         links=links,
         uses=uses,
@@ -74,7 +74,6 @@ class _Row:
     """What one row holds: fields as in `Sharing`, on all concrete links (each once, `links` rising)."""
 
     latency_s: float = 0.0
-    weight: float = 0.0
     busiest: float = 0.0
     processors: int = 0
     memory: float = 0.0
@@ -135,7 +134,6 @@ class _Asker:
         loaded = uses > 0
         return _Row(
             latency_s=use.latency_s,
-            weight=use.weight,
             busiest=float(uses.max(initial=0.0)),
             processors=use.processors,
             memory=min(use.memory_bytes / wire_s / self.machine.memory_bytes_per_s, 1.0),

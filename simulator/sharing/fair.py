@@ -1,8 +1,8 @@
 """Max-min fair speeds of flows over shared links; compiled unchanged by the fast engine.
 
-[Note: max-min fairness]  All flows raise the share of their busiest link that they hold, each in proportion
-    to its weight, until they run at full speed or a link on their way is full; the others go on (progressive
-    filling: Bertsekas and Gallager, Data Networks, 1992, section 6.5). Only links whose flows could together
+[Note: max-min fairness]  All flows raise the share of their busiest link that they hold alike, until they run
+    at full speed or a link on their way is full; the others go on (progressive filling: Bertsekas and
+    Gallager, Data Networks, 1992, section 6.5). Only links whose flows could together
     take more than there is are given to `fair_speeds`; no other one can be full.
 [Note: sums from scratch]  Each round adds up every link anew, in the order of the flows. So the speeds of
     flows that share no link, even through others, do not depend on each other to the last bit, and an engine
@@ -30,7 +30,7 @@ def fair_speeds(  # noqa: C901, PLR0912, PLR0917 (compiled: arrays one by one, i
         starts: int64 [flows + 1], the entries of each flow in `links` and `uses`.
         links: int64 [entries], numbers of links.
         uses: float64 [entries], fraction of the link that the flow takes at full speed.
-        growth: float64 [flows], weight over the fraction that it takes of its busiest link.
+        growth: float64 [flows], how its speed grows: one over the fraction that it takes of its busiest link.
         used, grown: float64 [links], room for sums.
         speeds: float64 [flows], written.
     """

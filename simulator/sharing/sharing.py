@@ -20,7 +20,7 @@ class Sharing:
 
     Args:
         latency_ns: int64 [prices], communication: how long no bytes flow.
-        growth: float64 [prices], weight over the fraction that the flow takes of its busiest link; 0: no
+        growth: float64 [prices], one over the fraction that the flow takes of its busiest link; 0: no
             link.
         link_starts: int64 [prices + 1], the entries of each row in `links` and `uses`.
         links: int64 [entries], numbers of links.
