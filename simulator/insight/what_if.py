@@ -193,7 +193,8 @@ def try_changes(
     found = []
     for change, scales in changes(plan, labels, node_of=node_of):
         scaled = ScaledCostModel(cost_model, scales, node_of=node_of)
-        work = _with_labels(build_workload(plan, scaled), labels, scales.labels)
+        priced = build_workload(plan, scaled, contention=workload.sharing is not None)
+        work = _with_labels(priced, labels, scales.labels)
         again = simulate(plan, scaled, steps=timeline.num_steps, workload=work)
         found.append(
             WhatIf(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import piper
 from cost_models import CollectiveKind, Operation, OpKind, cluster_cost_model
 from simulator import build_workload, simulate
 from simulator.insight import ScaledCostModel, Scales, try_changes
@@ -90,3 +91,12 @@ def test_a_kernel_that_is_made_faster_is_so_in_all_that_bounds_it():
     copy = Operation(kind=OpKind.COPY, name="copy", shape=(8,), dtype="bf16", flops=0, bytes=2**30)
     assert scaled.operation_use(copy).memory_s == inner.operation_use(copy).memory_s / 2
     assert scaled.operation_use(copy).memory_bytes == 2**30
+
+
+def test_changes_are_tried_with_contention_only_where_the_timeline_has_it():
+    plan = piper.compile_plan("llama3-8b", "pp=4,dp=4,zero=1", cluster="dgx-h100", gpus=16)
+    prices = cluster_cost_model("dgx-h100")
+    alone = build_workload(plan, prices, contention=False)
+    timeline = simulate(plan, prices, workload=alone)
+    found = try_changes(plan, prices, workload=alone, timeline=timeline, node_of=lambda rank: rank // 8)
+    assert min(what_if.gain_ns for what_if in found) >= 0
