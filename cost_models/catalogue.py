@@ -15,7 +15,7 @@ from typing import Any
 from cost_models.clusters import ALIASES as CLUSTER_ALIASES
 from cost_models.clusters import CLUSTERS
 from cost_models.errors import CostModelError, nearest, require_known
-from cost_models.gpu import Gpu
+from cost_models.gpu import ATTENTION_KERNELS, FITTED, Gpu
 from cost_models.hardware import ALIASES as GPU_ALIASES
 from cost_models.hardware import GPUS
 from cost_models.read_cluster import read_cluster
@@ -25,7 +25,6 @@ from cost_models.stacks import STACKS
 from cost_models.topology import Cluster
 from cost_models.yaml_file import SCHEMA_VERSION, Section, read_yaml
 
-ATTENTION_KERNELS = ("flash2", "fitted")
 TASKS = (
     "f", "b", "bi", "bw", "r", "send_f", "recv_f", "send_b", "recv_b", "all_reduce", "reduce_scatter",
     "all_gather", "all_to_all", "norm", "update", "ring_shift", "offload", "reload",
@@ -47,7 +46,7 @@ class Stack:
         launch_overhead_s: host time to launch one kernel.
         run_ahead_kernels: how many kernels of a stream may be launched and not have ended, or None.
         blocking: what the host awaits the end of, of `TASKS`.
-        attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
+        attention_kernel: a class of `ATTENTION_KERNELS`, or `FITTED`: the GPU's fastest.
         contention: whether what runs at once slows each other (links, processors, memory bandwidth).
         expandable_segments: of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
         model, strategy: defaults for capture and strategy; plain data, not interpreted here.
@@ -142,7 +141,8 @@ def _stack(path: Path) -> Stack:
     for name in blocking:
         require_known(name, TASKS, where=where, field="cost.blocking", error=CostModelError)
     kernel = cost.text("attention_kernel")
-    require_known(kernel, ATTENTION_KERNELS, where=where, field="cost.attention_kernel", error=CostModelError)
+    known = [*ATTENTION_KERNELS, FITTED]
+    require_known(kernel, known, where=where, field="cost.attention_kernel", error=CostModelError)
     return Stack(
         name=file.text("name"),
         description=file.text("description"),

@@ -80,34 +80,60 @@ class GroupedMatmulSpec:
         return values[after - 1] + part * (values[after] - values[after - 1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """Fused attention: t = F / (E P) (1 + wave_penalty (ceil(q)/q - 1)) + latency.
+ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
+"""Classes of fused attention kernels; `FITTED` stands for the best one of a device.
 
-    E = efficiency s / (s + half_length); q, the waves of thread blocks, is
-    batch x heads x ceil(s / 128) / processors.
+flash1: FlashAttention of 2022 (also its Triton version); flash2: of 2023, torch's default; flash3: of 2024,
+written for Hopper; cudnn: cuDNN's fused attention (Transformer Engine's default on Hopper and Blackwell).
+"""
+
+FITTED = "fitted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """One class of fused attention kernels on one device; see `AttentionSpec`.
 
     Args:
-        efficiency: share of the dense peak for long sequences and heads of 128.
+        efficiency: share of the dense peak for long sequences and heads of 128, forward.
         half_length: sequence length at which half of that is reached.
-        wave_penalty: how much of the last, partly filled wave is lost.
-        latency_s: time of the smallest one.
         backward_ratio: time of the backward over the forward.
         head64_factor: efficiency with heads of 64 over heads of 128; linear in the head size.
-        flash2_slowdown: time of the FlashAttention-2 kernel over that of the fitted kernel.
-        error: see [Note: error of a figure].
-        fitted_dtypes: dtypes that the fit covers.
     """
 
     efficiency: float
     half_length: float
-    wave_penalty: float
-    latency_s: float
     backward_ratio: float
     head64_factor: float
-    flash2_slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Fused attention: t = F / (E P) (1 + wave_penalty (ceil(q)/q - 1)) + latency.
+
+    E = efficiency s / (s + half_length), both of the kernel's class; q, the waves of thread blocks, is
+    batch x heads x ceil(s / 128) / processors.
+
+    Args:
+        kernels: by class, all of `ATTENTION_KERNELS`. A class that does not run on the device has the figures
+            of the one that frameworks take instead.
+        best: the fastest class for long sequences, which `FITTED` stands for.
+        wave_penalty: how much of the last, partly filled wave is lost.
+        latency_s: time of the smallest one.
+        error: see [Note: error of a figure].
+        fitted_dtypes: dtypes that the fit covers.
+    """
+
+    kernels: Mapping[str, AttentionKernel]
+    best: str
+    wave_penalty: float
+    latency_s: float
     error: float
     fitted_dtypes: tuple[str, ...]
+
+    def kernel(self, name: str) -> AttentionKernel:
+        """Return the figures of a class of `ATTENTION_KERNELS`, or of `FITTED`."""
+        return self.kernels[self.best if name == FITTED else name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

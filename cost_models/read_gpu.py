@@ -7,7 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 from cost_models.errors import CostModelError, require_known
-from cost_models.gpu import AttentionSpec, BandwidthBoundSpec, Gpu, GroupedMatmulSpec, HostLink, MatmulSpec
+from cost_models.gpu import (
+    ATTENTION_KERNELS,
+    AttentionKernel,
+    AttentionSpec,
+    BandwidthBoundSpec,
+    Gpu,
+    GroupedMatmulSpec,
+    HostLink,
+    MatmulSpec,
+)
 from cost_models.ops import DTYPE_BYTES, OpKind
 from cost_models.price import Provenance
 from cost_models.units import Dimension
@@ -98,21 +107,41 @@ def _grouped_matmul(file: Section) -> GroupedMatmulSpec:
 
 
 def _attention(file: Section) -> AttentionSpec:
-    keys = (
-        "efficiency", "half_length", "wave_penalty", "latency", "backward_ratio", "head64_factor",
-        "flash2_slowdown", "error", "fitted_dtypes",
-    )  # fmt: skip
+    keys = ("kernels", "best", "wave_penalty", "latency", "error", "fitted_dtypes")
     section = file.section("attention", keys)
+    best, where = section.text("best"), section.where
+    require_known(best, ATTENTION_KERNELS, where=where, field="attention.best", error=CostModelError)
     return AttentionSpec(
-        efficiency=section.number("efficiency", up_to=1),
-        half_length=section.number("half_length", zero_ok=True),
+        kernels=_attention_kernels(section.section("kernels", ATTENTION_KERNELS, sourced=False)),
+        best=best,
         wave_penalty=section.number("wave_penalty", zero_ok=True),
         latency_s=section.seconds("latency", zero_ok=True),
-        backward_ratio=section.number("backward_ratio"),
-        head64_factor=section.number("head64_factor", up_to=1),
-        flash2_slowdown=section.number("flash2_slowdown"),
         error=section.error(),
         fitted_dtypes=section.texts("fitted_dtypes"),
+    )
+
+
+def _attention_kernels(section: Section) -> dict[str, AttentionKernel]:
+    """Read every class: its figures, or the name of the class that has figures and runs instead."""
+    own = [name for name in section.names() if not section.is_text(name)]
+    read = {name: _attention_kernel(section, name) for name in own}
+    for name in ATTENTION_KERNELS:
+        if name not in own:
+            other = section.text(name)
+            field = f"{section.path}.{name}"
+            require_known(other, own, where=section.where, field=field, error=CostModelError)
+            read[name] = read[other]
+    return read
+
+
+def _attention_kernel(section: Section, name: str) -> AttentionKernel:
+    keys = ("efficiency", "half_length", "backward_ratio", "head64_factor")
+    kernel = section.section(name, keys, sourced=False)
+    return AttentionKernel(
+        efficiency=kernel.number("efficiency", up_to=1),
+        half_length=kernel.number("half_length", zero_ok=True),
+        backward_ratio=kernel.number("backward_ratio"),
+        head64_factor=kernel.number("head64_factor", up_to=1),
     )
 
 

@@ -94,6 +94,10 @@ class Section:
         elif not (value is None or isinstance(value, str | bool) or math.isfinite(as_float(value))):
             self._fail(key, value, rule="must be a text or a finite number", fix="quote it if it is a text")
 
+    def is_text(self, key: str) -> bool:
+        """Return whether `key` is there and a text, where a field may be a text or a section."""
+        return isinstance(self._data.get(key), str)
+
     def text(self, key: str) -> str:
         """Return a text that is not empty."""
         value = self._required(key)

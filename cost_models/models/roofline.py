@@ -8,7 +8,7 @@ from typing import assert_never
 
 from cost_models.band import band
 from cost_models.errors import CostModelError
-from cost_models.gpu import Gpu
+from cost_models.gpu import FITTED, Gpu
 from cost_models.ops import DTYPE_BYTES, Operation, OpKind
 from cost_models.price import Price, Provenance
 from cost_models.use import OperationUse
@@ -52,12 +52,12 @@ class Roofline:
 
     Args:
         gpu: the device.
-        attention_kernel: "flash2", or "fitted": the kernel that the GPU's file was fitted to.
+        attention_kernel: a class of `ATTENTION_KERNELS`, or `FITTED`.
     """
 
-    def __init__(self, gpu: Gpu, *, attention_kernel: str = "fitted") -> None:
+    def __init__(self, gpu: Gpu, *, attention_kernel: str = FITTED) -> None:
         self.gpu = gpu
-        self.attention_slowdown = gpu.attention.flash2_slowdown if attention_kernel == "flash2" else 1.0
+        self._attention_kernel = gpu.attention.kernel(attention_kernel)
 
     def operation(self, operation: Operation) -> Price:
         """Price one kernel (not `count` of them).
@@ -138,14 +138,13 @@ class Roofline:
 
     def _attention(self, operation: Operation) -> Kernel:
         batch, heads, _, seq_q, seq_kv, head_dim = _shape(operation, 6)
-        spec = self.gpu.attention
-        of_head = spec.head64_factor + (1 - spec.head64_factor) * (head_dim - _HEAD_64) / (
+        spec, kernel = self.gpu.attention, self._attention_kernel
+        of_head = kernel.head64_factor + (1 - kernel.head64_factor) * (head_dim - _HEAD_64) / (
             _HEAD_128 - _HEAD_64
         )
-        efficiency = spec.efficiency * min(1.0, of_head) * seq_kv / (seq_kv + spec.half_length)
+        efficiency = kernel.efficiency * min(1.0, of_head) * seq_kv / (seq_kv + kernel.half_length)
         if operation.direction != "fwd":
-            efficiency *= _BACKWARD_FLOPS_RATIO / spec.backward_ratio
-        efficiency /= self.attention_slowdown
+            efficiency *= _BACKWARD_FLOPS_RATIO / kernel.backward_ratio
         waves = batch * heads * math.ceil(seq_q / _QUERY_TILE) / self.gpu.processors
         tail = 1 + spec.wave_penalty * (math.ceil(waves) / waves - 1)
         return self._roof(

@@ -322,3 +322,32 @@ def test_plain_data_of_a_stack_must_be_text_or_finite(write, section, value):
     assert error.field.startswith(f"{section}.figure")
     assert error.rule == "must be a text or a finite number"
     assert "quote" in error.fix
+
+
+ATTENTION = """attention:
+  best: {best}
+  kernels:
+    flash1: {flash1}
+    flash2: {{efficiency: 0.3, half_length: 300, backward_ratio: 3, head64_factor: 0.8}}
+    flash3: flash2
+    cudnn: flash2
+  wave_penalty: 0
+  latency: 15us
+  error: 0.3
+  fitted_dtypes: [bf16]
+  source: me
+"""
+
+
+@pytest.mark.parametrize(
+    ("best", "flash1", "field", "hint"),
+    [
+        ("flash4", "flash2", "attention.best", "flash1"),
+        ("flash2", "flash3", "attention.kernels.flash1", "flash2"),
+        ("flash2", "{efficiency: 2}", "attention.kernels.flash1.efficiency", "plain number"),
+    ],
+)
+def test_a_class_of_attention_kernels_has_figures_or_names_one_that_has(write, best, flash1, field, hint):
+    error = caught(load_gpu, write(GPU + ATTENTION.format(best=best, flash1=flash1)))
+    assert error.field == field
+    assert hint in error.fix
