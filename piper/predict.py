@@ -48,7 +48,7 @@ class Job:
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
         mfu_convention: a name of `simulator.conventions.CONVENTIONS`.
-        recipe, settings: what they change of the stack: kernels, allocator (`piper.recipe`).
+        recipe, settings: what they change of the stack: kernels, habits, allocator (`piper.recipe`).
     """
 
     model: str
@@ -132,6 +132,7 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
     Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
     """
     from piper.models import find_model
+    from piper.recipe import habits_of
 
     clock = _Clock()
     _check_options(job)
@@ -147,6 +148,8 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
         gpus_per_node=cluster.gpus_per_node,
         global_batch=job.global_batch,
         micro_batch=job.micro_batch,
+        habits=habits_of(cost_model.stack, recipe=job.recipe, settings=job.settings),
+        num_layers=source.num_layers,
     )
     require_cluster_holds(cluster, resolved.gpus)
     clock.lap("resolve")
@@ -191,6 +194,8 @@ def compile_resolved(
         dtype=job.dtype,
         optimizer=job.optimizer,
         clip_grad_norm=job.clip_grad_norm,
+        states=resolved.habits.states(job.dtype),
+        gathers_overlap=resolved.habits.gathers_overlap is True,
     )
     return compile_graph(
         graph,

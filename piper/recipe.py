@@ -4,10 +4,11 @@ A recipe is a YAML file with the sections of a stack that a job may change:
 
     schema_version: 1
     model: {attention: math, cross_entropy: chunked}
+    strategy: {zero: 1, gradient_dtype: bf16}
     cost: {expandable_segments: true}
 
 `--set model.attention=fused_softmax` changes one value. The keys of `model` are the fields of `KernelChoice`
-but `device`, which is that of the cluster.
+but `device`, which is that of the cluster; those of `strategy` are in `piper.strategy.habits`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 from cost_models.errors import nearest
 from piper.capture.choice import CHOICES, KernelChoice
 from piper.errors import JobError
+from piper.strategy.habits import HABITS, Habits, read_habits
 
 if TYPE_CHECKING:
     from cost_models.catalogue import Stack
     from cost_models.models.cluster import ClusterCostModel
 
-_MODEL, COST = "model", "cost"
+_MODEL, _STRATEGY, COST = "model", "strategy", "cost"
 _ALIASES = {"attention_kernel": "attention"}
 _KEYS = {
     _MODEL: tuple(name for name in CHOICES if name != "device"),
+    _STRATEGY: HABITS,
     COST: ("expandable_segments", "contention"),
 }
 _FLAGS = {"true": True, "on": True, "false": False, "off": False}
@@ -55,6 +58,16 @@ def kernels_of(
     for where, options in _changes(_MODEL, recipe, settings):
         choice = choice.changed(options, where=where)
     return choice
+
+
+def habits_of(stack: Stack, *, recipe: str | None = None, settings: Settings = ()) -> Habits:
+    """Return the habits of a stack, changed by the recipe, then by the settings.
+
+    Raises: JobError, StrategyError for what is not known.
+    """
+    changes = _changes(_STRATEGY, recipe, settings)
+    chosen = frozenset(name for _, options in changes for name in options)
+    return read_habits([(f"stack {stack.name}", stack.strategy), *changes], chosen=chosen)
 
 
 def stack_of(name: str, *, recipe: str | None = None, settings: Settings = ()) -> Stack:
@@ -109,7 +122,7 @@ def _of_settings(settings: Settings, section: str) -> dict[str, str]:
 
 
 def _options(found: Mapping[str, Any], *, section: str, where: str) -> dict[str, str]:
-    options = {_ALIASES.get(name, name): str(value) for name, value in found.items()}
+    options = {_ALIASES.get(name, name): _text(value) for name, value in found.items()}
     for name in options:
         if name not in _KEYS[section]:
             raise JobError(
@@ -117,6 +130,11 @@ def _options(found: Mapping[str, Any], *, section: str, where: str) -> dict[str,
                 fix=nearest(name, _KEYS[section]),
             )  # fmt: skip
     return options
+
+
+def _text(value: object) -> str:
+    """Return a value as `--set` gives it; YAML reads on, off, yes and no as flags."""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _flag(text: str, *, field: str, where: str) -> bool:

@@ -18,6 +18,7 @@ from simulator.plan import (
     Mesh,
     ModelFacts,
     Plan,
+    StateDtypes,
     Task,
     TaskKind,
     TaskTable,
@@ -254,7 +255,7 @@ class PlanBuilder:
             ),
             training=TrainingFacts(
                 seq_len=8, global_batch=self.mesh.size("dp"), micro_batch_sizes=(1,), dtype="bf16",
-                optimizer="sgd", clip_grad_norm=facts["clip"],
+                optimizer="sgd", clip_grad_norm=facts["clip"], states=StateDtypes.of("bf16"),
             ),
             mesh=self.mesh,
             parameters=(),

@@ -162,7 +162,8 @@ _JOB_OPTIONS = (
     click.option(
         "--recipe",
         metavar="FILE",
-        help="YAML file that changes the stack: model (attention, norm, activation, cross_entropy), cost "
+        help="YAML file that changes the stack: model (attention, norm, activation, cross_entropy), "
+        "strategy (zero, bucket_mb, gradient_dtype, ...), cost "
         "(expandable_segments, contention).",
     ),
     click.option(

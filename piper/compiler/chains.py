@@ -23,7 +23,7 @@ from piper.compiler.liveness import Buffer
 from piper.compiler.static import bucket_message_bytes
 from piper.errors import StrategyError
 from piper.graph import Node
-from piper.graph.buckets import GRADIENT_BYTES, rule_of
+from piper.graph.buckets import rule_of
 from simulator.plan import COMPUTE_KINDS, NONE, Bucket, MemoryClass, TaskKind
 
 _BRINGING = frozenset({TaskKind.ALL_GATHER, TaskKind.RELOAD})
@@ -135,7 +135,9 @@ def _add_gather(
     gated = ahead > 0
     emission.columns.link("waits", tasks[gated], emission.compute_task[ahead[gated] - 1])
     emission.columns.link("waits", uses.tasks[first], tasks)
-    size = bucket.padded_numel * DTYPE_BYTES[emission.graph.dtype]
+    states = emission.graph.state_dtypes
+    arriving = DTYPE_BYTES[states.gather] if gathers else states.parameter_bytes(bucket.zero)
+    size = bucket.padded_numel * max(DTYPE_BYTES[states.compute], arriving)
     buffers = _add_buffers(
         emission,
         f"{'gathered' if gathers else 'reloaded'} parameters of {bucket.name}",
@@ -151,7 +153,9 @@ def _add_gather(
 def _add_reductions(emission: Emission, uses: _Uses, *, bucket: Bucket, nodes: Sequence[Node]) -> None:
     """Add one reduction per run (and what follows it), of gradients that the run makes."""
     first, last = uses.runs()
-    size = bucket.padded_numel * GRADIENT_BYTES
+    states = emission.graph.state_dtypes
+    travelling = rule_of(emission.graph, bucket).reduce_dtype or states.reduce
+    size = bucket.padded_numel * max(DTYPE_BYTES[states.gradient], DTYPE_BYTES[travelling])
     buffers = _add_buffers(emission, f"gradients of {bucket.name}", size, count=len(first))
     emission.columns.link("allocates", uses.tasks[first], buffers)
     emission.columns.link("reads", uses.tasks, np.repeat(buffers, last - first + 1))

@@ -182,6 +182,7 @@ class CompiledGraph:
                 dtype=graph.dtype,
                 optimizer=graph.optimizer,
                 clip_grad_norm=graph.clip_grad_norm,
+                states=graph.state_dtypes,
             ),
             mesh=graph.placed_mesh,
             parameters=model.parameters,

@@ -5,16 +5,13 @@ from __future__ import annotations
 from cost_models.ops import DTYPE_BYTES
 from piper.compiler.liveness import Buffer
 from piper.graph import Graph, Node, Shares
-from piper.graph.buckets import CUT_GRADIENTS, CUT_PARAMETERS, GRADIENT_BYTES, offloading_of, rule_of
+from piper.graph.buckets import CUT_GRADIENTS, CUT_PARAMETERS, offloading_of, rule_of
 from simulator.plan import HOST_COPY_KINDS, Bucket, MemoryClass, TaskKind
-
-OPTIMIZER_BYTES = {("adamw", 4): 8, ("adamw", 2): 12, ("sgd", 4): 0, ("sgd", 2): 4}
-"""(optimizer, bytes of a parameter) -> state: fp32 moments, fp32 master of a 2-byte parameter (DESIGN 3)."""
 
 
 def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
     """Return what lives through all steps: parameters, gradients, optimizer state (DESIGN 3), tables."""
-    element = DTYPE_BYTES[graph.dtype]
+    element, gradient = DTYPE_BYTES[graph.dtype], DTYPE_BYTES[graph.state_dtypes.gradient]
     found: list[Buffer] = []
 
     def away(what: str, bucket: Bucket) -> bool:
@@ -22,7 +19,7 @@ def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
 
     for bucket in (b for b in graph.buckets[pipeline_rank] if b.kind != "tied"):
         shard = bucket.padded_numel // bucket.shard_count
-        gradients = (shard if bucket.zero >= CUT_GRADIENTS else bucket.padded_numel) * GRADIENT_BYTES
+        gradients = (shard if bucket.zero >= CUT_GRADIENTS else bucket.padded_numel) * gradient
         for memory_class, size in (
             (MemoryClass.PARAMETERS, 0 if away("params", bucket) else parameter_bytes(graph, bucket)),
             (MemoryClass.GRADIENTS, gradients),
@@ -38,12 +35,12 @@ def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
 def parameter_bytes(graph: Graph, bucket: Bucket) -> int:
     """Return the parameters of a bucket that a rank keeps between their uses."""
     parts = bucket.shard_count if bucket.zero >= CUT_PARAMETERS else 1
-    return bucket.padded_numel // parts * DTYPE_BYTES[graph.dtype]
+    return bucket.padded_numel // parts * graph.state_dtypes.parameter_bytes(bucket.zero)
 
 
 def optimizer_bytes(graph: Graph, bucket: Bucket) -> int:
     """Return the optimizer state of a bucket on one rank."""
-    state = OPTIMIZER_BYTES[graph.optimizer, DTYPE_BYTES[graph.dtype]]
+    state = graph.state_dtypes.optimizer_bytes(graph.optimizer, bucket.zero)
     return bucket.padded_numel // bucket.shard_count * state
 
 
@@ -56,11 +53,11 @@ def bucket_message_bytes(graph: Graph, bucket: Bucket, node: Node) -> int:
     if node.kind in HOST_COPY_KINDS:
         return (parameter_bytes if node.moves == "params" else optimizer_bytes)(graph, bucket)
     if node.kind is TaskKind.ALL_GATHER:
-        return bucket.padded_numel * DTYPE_BYTES[graph.dtype]
+        return bucket.padded_numel * DTYPE_BYTES[graph.state_dtypes.gather]
     reduced = bucket.padded_numel
     if node.kind is TaskKind.ALL_REDUCE and bucket.kind != "tied":
         reduced //= bucket.shard_count
-    return reduced * DTYPE_BYTES[rule_of(graph, bucket).reduce_dtype]
+    return reduced * DTYPE_BYTES[rule_of(graph, bucket).reduce_dtype or graph.state_dtypes.reduce]
 
 
 def _frozen_numel(graph: Graph, pipeline_rank: int) -> int:

@@ -10,13 +10,6 @@ from piper.compiler.local import LocalModel
 from piper.graph import Graph, Node
 from simulator.plan import NONE, Bucket, TaskKind, Work
 
-UPDATE_BYTES = {"adamw": (28, 30), "sgd": (12, 14)}
-"""Bytes per parameter that a fused update moves, with fp32 parameters and with fp32 masters of 2-byte ones.
-
-AdamW reads gradient, master and two moments (4 each), writes master and moments (4 each) and the 2-byte
-parameter; SGD reads gradient and master, writes master and parameter.
-"""
-
 _FULL_SHARDS = 2
 """From ZeRO 2 on a rank keeps gradients of its shard only."""
 
@@ -41,29 +34,30 @@ class WorkTable:
 
     def of_norm(self, buckets: tuple[Bucket, ...]) -> int:
         """Return the work of the sum of squares over the gradients that one rank holds."""
+        dtype = self.graph.state_dtypes.gradient
         elements = [b.padded_numel // b.shard_count for b in buckets if b.kind != "tied"]
-        return self._add("NORM", merge_equal(_sum_of_squares(count) for count in elements))
+        return self._add("NORM", merge_equal(_sum_of_squares(count, dtype) for count in elements))
 
     def of_update(self, bucket: Bucket) -> int:
         """Return the work of the optimizer on one bucket, gradients set to zero included."""
         owned = bucket.padded_numel // bucket.shard_count
-        fp32, mixed = UPDATE_BYTES[self.graph.optimizer]
+        states = self.graph.state_dtypes
         update = Operation(
             kind=OpKind.OPTIMIZER,
             name=self.graph.optimizer,
             shape=(owned,),
             dtype="fp32",
             flops=0,
-            bytes=owned * (fp32 if DTYPE_BYTES[self.graph.dtype] == DTYPE_BYTES["fp32"] else mixed),
+            bytes=owned * states.update_bytes(self.graph.optimizer, bucket.zero),
         )
         cleared = owned if bucket.zero >= _FULL_SHARDS else bucket.padded_numel
         zero = Operation(
             kind=OpKind.ELEMENTWISE,
             name="zero_gradients",
             shape=(cleared,),
-            dtype="fp32",
+            dtype=states.gradient,
             flops=0,
-            bytes=cleared * DTYPE_BYTES["fp32"],
+            bytes=cleared * DTYPE_BYTES[states.gradient],
         )
         return self._add(f"UPDATE {bucket.name}", (update, zero))
 
@@ -96,31 +90,32 @@ def _operations(local: LocalModel, node: Node) -> tuple[Operation, ...]:
     if node.kind in {TaskKind.B, TaskKind.BW}:
         trained = local.model.trained_numel
         names = [name for number in numbers for name in local.segment(number).parameters if name in trained]
-        found += [_accumulate(local.parameter_numel(name), local.model.dtype) for name in names]
+        summed = local.graph.state_dtypes.gradient
+        found += [_accumulate(local.parameter_numel(name), local.model.dtype, summed) for name in names]
     return merge_equal(found)
 
 
-def _accumulate(numel: int, dtype: str) -> Operation:
-    moved = DTYPE_BYTES[dtype] + 2 * DTYPE_BYTES["fp32"]
+def _accumulate(numel: int, dtype: str, summed: str) -> Operation:
+    moved = DTYPE_BYTES[dtype] + 2 * DTYPE_BYTES[summed]
     return Operation(
         kind=OpKind.ELEMENTWISE,
         name="accumulate_gradient",
         shape=(numel,),
-        dtype="fp32",
+        dtype=summed,
         flops=numel,
         bytes=numel * moved,
         direction="bwd",
     )
 
 
-def _sum_of_squares(elements: int) -> Operation:
+def _sum_of_squares(elements: int, dtype: str) -> Operation:
     return Operation(
         kind=OpKind.REDUCTION,
         name="sum_of_squares",
         shape=(elements,),
-        dtype="fp32",
+        dtype=dtype,
         flops=2 * elements,
-        bytes=elements * DTYPE_BYTES["fp32"],
+        bytes=elements * DTYPE_BYTES[dtype],
     )
 
 

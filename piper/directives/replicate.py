@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cost_models.ops import DTYPE_BYTES
 from piper.errors import StrategyError
 from piper.graph.directive import (
     Directive,
@@ -52,7 +53,7 @@ class Replicate(Directive):
         reduce: "step": once, after the last microbatch; "microbatch": each on its own.
         prefetch, reshard, buffer_pool: of parameter gathers (`piper.graph.facts.Replication`).
         reduce_stream, gather_stream: names of streams.
-        reduce_dtype: in which gradients travel.
+        reduce_dtype: in which gradients travel; None: as the job's `strategy` section says, else fp32.
     """
 
     op: ClassVar[str] = "replicate"
@@ -75,7 +76,7 @@ class Replicate(Directive):
     buffer_pool: int | None = None
     reduce_stream: str = "dp"
     gather_stream: str = "dp"
-    reduce_dtype: str = "fp32"
+    reduce_dtype: str | None = None
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any], *, where: str) -> Self:
@@ -108,6 +109,7 @@ class Replicate(Directive):
 
     def apply(self, graph: Graph) -> Graph:
         """State the replication of the matched segments."""
+        self._require_narrow(graph)
         parts: dict[int | None, list[int]] = {}
         for segment in claimed(graph, self.filter, where=self.where, op=self.op):
             ranks = self._shard_ranks(graph, graph.stage_of_segment[segment])
@@ -116,6 +118,16 @@ class Replicate(Directive):
             fact = self._fact(tuple(segments), ranks)
             graph = state(graph, "replications", fact, op=self.op, value=self.filter.source)
         return graph
+
+    def _require_narrow(self, graph: Graph) -> None:
+        """Raise where gradients would travel in wider numbers than they are summed in."""
+        summed = graph.state_dtypes.gradient
+        if self.reduce_dtype is not None and DTYPE_BYTES[self.reduce_dtype] > DTYPE_BYTES[summed]:
+            raise StrategyError(
+                where=self.where, field="replicate.reduce_dtype", value=self.reduce_dtype,
+                rule=f"is wider than {summed}, in which gradients are summed (gradient_dtype)",
+                fix="leave it out, or set strategy.gradient_dtype=fp32",
+            )  # fmt: skip
 
     def _shard_ranks(self, graph: Graph, stage: int) -> int | None:
         """Return over how many ranks the state of a stage is cut; None: over all its replicas."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
+from cost_models.ops import DTYPE_BYTES
 from piper.errors import StrategyError
 from piper.graph.cut import units_of
 from piper.graph.facts import ExpertSharding, Offloading, Replication
@@ -43,8 +44,6 @@ from simulator.plan import NONE, Bucket, Group, TaskKind
 
 ALIGNMENT_ELEMENTS = 8
 """A sharded bucket is padded to a multiple of this x shard count (DESIGN 3)."""
-GRADIENT_BYTES = 4
-"""Main gradients are fp32 (DESIGN 3)."""
 CUT_GRADIENTS, CUT_PARAMETERS = 2, 3
 """ZeRO levels from which gradients, and parameters, are cut."""
 
@@ -146,14 +145,15 @@ class BucketPlanner:
     def divided(self) -> Mapping[TaskKind, tuple[int, ...]]:
         """Return, per pass (F, B) and segment, a number that changes where a bucket ends its tasks.
 
-        F and B where parameters are fetched before use; B alone where `bucket_mb` is stated, so that
-        reductions overlap.
+        F and B where parameters are fetched before use, or where gathers after an update overlap with the
+        next forward; B alone where only `bucket_mb` is stated, so that reductions overlap.
         """
         rules = self.graph.replications
         if not self._fetched and not any(rule.bucket_bytes is not None for rule in rules):
             nothing = (0,) * len(self.graph.stage_of_segment)
             return {TaskKind.F: nothing, TaskKind.B: nothing}
-        forward = tuple(chunk if i in self._fetched else 0 for i, chunk in enumerate(self.chunks))
+        apart = frozenset(range(len(self.chunks))) if self.graph.gathers_overlap else self._fetched
+        forward = tuple(chunk if i in apart else 0 for i, chunk in enumerate(self.chunks))
         return {TaskKind.F: forward, TaskKind.B: self.chunks}
 
     @cached_property
@@ -188,11 +188,11 @@ class BucketPlanner:
         return frozenset(i for segments in (*cut, *away) for i in segments)
 
     def _grown(self, sizes: Mapping[object, int], segment: int) -> dict[object, int]:
-        found = dict(sizes)
+        found, element = dict(sizes), DTYPE_BYTES[self.graph.state_dtypes.gradient]
         for name in self.graph.model.segments[segment].parameters:
             if name in self._trained:
                 kind = self._kind(name)
-                found[kind] = found.get(kind, 0) + self._shares.local_numel((name,)) * GRADIENT_BYTES
+                found[kind] = found.get(kind, 0) + self._shares.local_numel((name,)) * element
         return found
 
     def segment_rule(self, segment: int) -> Replication:

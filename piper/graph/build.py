@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper.graph.captured import CapturedModel, CapturedSegment
 from piper.graph.graph import Graph, GraphEdge, Node
-from simulator.plan import TaskKind
+from simulator.plan import StateDtypes, TaskKind
 
 
 def build_graph(
@@ -18,6 +18,8 @@ def build_graph(
     dtype: str,
     optimizer: str,
     clip_grad_norm: float | None,
+    states: StateDtypes | None = None,
+    gathers_overlap: bool = False,
 ) -> Graph:
     """Return the graph of one microbatch of one replica: F along the data, B against it.
 
@@ -55,6 +57,8 @@ def build_graph(
         replica_batch=replica_batch,
         dtype=dtype,
         optimizer=optimizer,
+        states=states,
+        gathers_overlap=gathers_overlap,
     )
 
 

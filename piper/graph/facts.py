@@ -34,14 +34,14 @@ class Replication:
         segments: whose parameters.
         zero: 0 nothing is cut; 1 optimizer state; 2 and gradients; 3 and parameters.
         shard_ranks: ranks over which the state is cut (HSDP); None: all dp x cp replicas.
-        bucket_bytes: most bytes of gradients (fp32) in one bucket, or None: one bucket per stage.
+        bucket_bytes: most bytes of summed gradients in one bucket, or None: one bucket per stage.
         reduce_every: "step": once, after the last microbatch; "microbatch": each microbatch's gradients on
             their own, into a separate accumulator.
         prefetch: ZeRO-3: how many compute tasks earlier a parameter gather may start, or None: one bucket.
         reshard: ZeRO-3: free gathered parameters after the forward and gather them again for the backward.
         buffer_pool: ZeRO-3: most gathered buckets at one time, or None: what prefetch needs.
         reduce_stream, gather_stream: names of the streams of reductions and parameter gathers.
-        reduce_dtype: dtype in which gradients travel.
+        reduce_dtype: dtype in which gradients travel, or None: as the training's `StateDtypes` say.
         where: file and line.
     """
 
@@ -55,7 +55,7 @@ class Replication:
     buffer_pool: int | None = None
     reduce_stream: str = "dp"
     gather_stream: str = "dp"
-    reduce_dtype: str = "fp32"
+    reduce_dtype: str | None = None
     where: str = field(default="strategy", compare=False)
 
 

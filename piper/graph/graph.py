@@ -27,7 +27,7 @@ from piper.graph.facts import (
     StreamRule,
     TensorSharding,
 )
-from simulator.plan import COLLECTIVE_KINDS, NONE, Bucket, Edge, Group, Mesh, TaskKind, TaskName
+from simulator.plan import COLLECTIVE_KINDS, NONE, Bucket, Edge, Group, Mesh, StateDtypes, TaskKind, TaskName
 
 
 class EdgeKind(StrEnum):
@@ -156,6 +156,9 @@ class Graph:
         schedule: name of the order.
         clip_grad_norm: largest global gradient norm, or None.
         dtype, optimizer: of the training.
+        states: dtypes of gradients, masters, moments and messages, or None: `StateDtypes.of(dtype)`.
+        gathers_overlap: a forward waits for updated parameters (ZeRO-1, 2) bucket by bucket, not for all of
+            its stage.
     """
 
     models: tuple[CapturedModel, ...]
@@ -185,6 +188,13 @@ class Graph:
     clip_grad_norm: float | None = None
     dtype: str = "bf16"
     optimizer: str = "adamw"
+    states: StateDtypes | None = None
+    gathers_overlap: bool = False
+
+    @property
+    def state_dtypes(self) -> StateDtypes:
+        """Return the dtypes of gradients, masters, moments and messages."""
+        return self.states or StateDtypes.of(self.dtype)
 
     @property
     def model(self) -> CapturedModel:

@@ -60,6 +60,11 @@ class ModelSource:
         windows = {getattr(layer.attention, "window", None) for layer in layers}
         return tuple(sorted(window for window in windows if window is not None))
 
+    @property
+    def num_layers(self) -> int | None:
+        """Return the number of layers; None where only code knows it."""
+        return len(self.shape.layers) if self.shape else None
+
     def fingerprint(self) -> str | None:
         """Return a key of everything about the model that decides what capture finds; None: not cacheable."""
         if self.shape is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from piper.errors import JobError
-from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, TaskKind
+from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, StateDtypes, TaskKind
 
 _RUN = frozenset(
     {
@@ -39,10 +41,20 @@ def require_runnable(plan: Plan) -> None:
     for axis in ("tp", "cp"):
         if plan.mesh.size(axis) > 1:
             raise _refused(f"{axis}={plan.mesh.size(axis)}", f"run with {axis}=1")
+    if plan.training.states != StateDtypes.of(plan.training.dtype):
+        changed = _changed(plan.training.states, StateDtypes.of(plan.training.dtype))
+        raise _refused(changed, "leave out what changes the dtypes of gradients and states")
     for device in plan.device_plans:
         _check_kinds(device)
         _check_recomputation(device)
         _check_buckets(plan, device)
+
+
+def _changed(states: StateDtypes, usual: StateDtypes) -> str:
+    """Return the first dtype that is not the usual one, as a stack writes it."""
+    names = (field.name for field in fields(states))
+    name = next(name for name in names if getattr(states, name) != getattr(usual, name))
+    return f"{name}_dtype={getattr(states, name)}"
 
 
 def _check_kinds(device: DevicePlan) -> None:

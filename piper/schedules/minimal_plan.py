@@ -26,6 +26,7 @@ from simulator.plan import (
     ModelFacts,
     Plan,
     Segment,
+    StateDtypes,
     Task,
     TaskKind,
     TaskName,
@@ -80,7 +81,7 @@ def preview_plan(
         ),
         training=TrainingFacts(
             seq_len=1, global_batch=num_microbatches, micro_batch_sizes=(1,) * num_microbatches, dtype="fp32",
-            optimizer="sgd", clip_grad_norm=None,
+            optimizer="sgd", clip_grad_norm=None, states=StateDtypes.of("fp32"),
         ),
         mesh=Mesh(axes=(("pp", len(rows)),)),
         parameters=(),

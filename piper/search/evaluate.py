@@ -17,6 +17,7 @@ from simulator.plan import Plan
 if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
     from cost_models.topology import Cluster
+    from piper.strategy.habits import Habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,13 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         from piper.models import find_model
+        from piper.recipe import habits_of
 
         self.source = find_model(self.job.model)
         self.cluster, self.cost_model = load_hardware(
             self.job.cluster, self.job.stack, recipe=self.job.recipe, settings=self.job.settings
         )
+        self.habits = habits_of(self.cost_model.stack, recipe=self.job.recipe, settings=self.job.settings)
         self.seq_len = seq_len_of(self.job, self.source)
         if self.job.gpus is None or self.job.global_batch is None:
             raise JobError(
@@ -74,6 +77,7 @@ class Evaluator:
 
     cluster: Cluster = field(init=False)
     cost_model: ClusterCostModel = field(init=False)
+    habits: Habits = field(init=False)
     seq_len: int = field(init=False)
 
     @property
@@ -132,6 +136,8 @@ class Evaluator:
             gpus_per_node=self.cluster.gpus_per_node,
             global_batch=global_batch,
             micro_batch=None,
+            habits=self.habits,
+            num_layers=self.source.num_layers,
         )
 
 

@@ -6,13 +6,14 @@ Nothing here needs the model; `piper.strategy.complete` adds what does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from piper.directives import Order, Place, Split
 from piper.errors import JobError, StrategyError
 from piper.schedules import MOST_PASSES, copies_of, default_virtual_stages, find_schedule, unchecked_rows
-from piper.strategy.degrees import find_degrees
+from piper.strategy.degrees import Degrees, find_degrees
+from piper.strategy.habits import Habits
 from piper.strategy.local_sizes import captured_sizes, least_micro_batch
 from piper.strategy.places import places_of_stages
 from piper.strategy.shorthand import Shorthand
@@ -40,6 +41,7 @@ class Resolved:
         captured_sizes: of microbatches on any stage: `sizes` without repetition, then those of stages with a
             mesh of their own.
         defaults: what was assumed, by name.
+        habits: what the stack does besides.
         notices: what the user should know.
     """
 
@@ -52,6 +54,7 @@ class Resolved:
     captured_sizes: tuple[int, ...]
     defaults: Mapping[str, object]
     notices: tuple[str, ...]
+    habits: Habits = field(default_factory=Habits)
 
     @property
     def pp(self) -> int:
@@ -96,6 +99,8 @@ def resolve(
     gpus_per_node: int,
     global_batch: int | None,
     micro_batch: int | None,
+    habits: Habits | None = None,
+    num_layers: int | None = None,
 ) -> Resolved:
     """Return the strategy with all numbers; raises StrategyError or JobError for contradictions.
 
@@ -105,15 +110,22 @@ def resolve(
         gpus_per_node: of the cluster.
         global_batch: sequences per step, or None: the default number of microbatches.
         micro_batch: sequences per microbatch (option), or None.
+        habits: defaults of the stack, or None: those of the contract.
+        num_layers: of the model, for habits that count stages by them, or None: unknown.
     """
     defaults: dict[str, object] = {}
-    stated = strategy.stated
+    habits = habits or Habits()
     degrees = find_degrees(strategy, gpus=gpus, gpus_per_node=gpus_per_node, defaults=defaults)
+    least = least_micro_batch(strategy, degrees)
+    of_split: dict[str, object] = {}
+    split = _split(strategy, micro_batch=micro_batch, least=least, defaults=of_split)
+    number = None if global_batch is None else split.number_of(global_batch // degrees.dp)
+    strategy = _with_habits(strategy, degrees, habits, defaults=defaults, sizes=(num_layers, number))
+    stated = strategy.stated
     schedule, vp = _schedule(strategy, degrees.pp, defaults)
     zero = stated.zero if stated.zero is not None else _default(defaults, "zero", 0)
     recompute = stated.recompute or _default(defaults, "recompute", "none")
-    least = least_micro_batch(strategy, degrees)
-    split = _split(strategy, micro_batch=micro_batch, least=least, defaults=defaults)
+    defaults |= of_split
     if global_batch is None:
         number = split.num_microbatches or _least_microbatches(schedule, degrees.pp, vp)
         global_batch = degrees.dp * number * (split.micro_batch or least)
@@ -148,9 +160,59 @@ def resolve(
         split=split,
         sizes=sizes,
         captured_sizes=captured_sizes(strategy, degrees, sizes),
-        defaults=defaults,
+        defaults=defaults | habits.assumed,
         notices=notices,
+        habits=habits,
     )
+
+
+def _with_habits(
+    strategy: Strategy,
+    degrees: Degrees,
+    habits: Habits,
+    *,
+    defaults: dict[str, object],
+    sizes: tuple[int | None, int | None],
+) -> Strategy:
+    """Return the strategy with what the stack does where nothing is stated, as far as it applies.
+
+    `sizes`: layers of the model and microbatches of a replica, None where they are not known.
+    """
+    stated, ways = strategy.stated, habits.ways
+    found: dict[str, object] = {}
+    if degrees.pp > 1 and not any(isinstance(d, Order | Place) for d in strategy.directives):
+        found |= _pipeline(stated, degrees.pp, habits, sizes=sizes)
+    if not strategy.directives:
+        zero = stated.zero if stated.zero is not None else ways.zero
+        shards, parts = degrees.dp * degrees.cp > 1, degrees.tp > 1
+        applies = {
+            "zero": shards, "bucket_mb": shards, "prefetch": shards and zero == _CUT_PARAMETERS,
+            "sp": parts, "async_tp": parts, "recompute": True, "offload": True,
+        }  # fmt: skip
+        found |= {name: getattr(ways, name) for name, applied in applies.items() if applied}
+    new = {name: v for name, v in found.items() if v is not None and getattr(stated, name) is None}
+    defaults |= {name: value for name, value in new.items() if name not in habits.chosen}
+    return replace(strategy, stated=replace(stated, **new))  # type: ignore[arg-type]
+
+
+_CUT_PARAMETERS = 3
+"""ZeRO level."""
+
+
+def _pipeline(
+    stated: Shorthand, pp: int, habits: Habits, *, sizes: tuple[int | None, int | None]
+) -> dict[str, object]:
+    """Return the schedule and the stages per rank of a stack; nothing where either is stated."""
+    if stated.vp is not None or stated.schedule is not None:
+        return {}
+    found: dict[str, object] = {"schedule": habits.ways.schedule, "vp": habits.ways.vp}
+    layers, microbatches = sizes
+    if habits.layer_per_stage and layers and layers > pp:
+        even = layers % pp == 0 and (microbatches is None or microbatches % pp == 0)
+        found["vp"] = layers // pp if even else 1
+    if found["vp"] not in {None, 1} and found["schedule"] == DEFAULT_SCHEDULE:
+        found["schedule"] = SCHEDULE_OF_SEVERAL_STAGES
+    return found
 
 
 def _notices(*, zero: int, shards: int, pp: int, microbatches: int) -> Iterator[str]:

@@ -78,10 +78,11 @@ def parse_shorthand(text: str, *, where: str = "--strategy") -> Shorthand:
                 fix="keep one",
             )
         stated[key] = value
-    return Shorthand(**{key: _value(key, value, where=where) for key, value in stated.items()})  # type: ignore[arg-type]
+    return Shorthand(**{key: read_value(key, value, where=where) for key, value in stated.items()})  # type: ignore[arg-type]
 
 
-def _value(key: str, text: str, *, where: str) -> int | str:
+def read_value(key: str, text: str, *, where: str) -> int | str:
+    """Read the value of one key; raises StrategyError that names the key."""
     if key == "schedule":
         return text
     if key in _TEXT:

@@ -36,6 +36,7 @@ from simulator.plan.plan import (
     TrainingFacts,
     Work,
 )
+from simulator.plan.states import StateDtypes
 from simulator.plan.task import (
     COLLECTIVE_KINDS,
     COMPUTE_KINDS,
@@ -70,6 +71,7 @@ __all__ = [
     "Parameter",
     "Plan",
     "Segment",
+    "StateDtypes",
     "StreamRuleFacts",
     "Task",
     "TaskKind",

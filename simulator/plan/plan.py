@@ -19,9 +19,10 @@ from cost_models.ops import Operation
 from simulator.distinct import distinct_rows
 from simulator.plan.buffers import Bucket, BufferTable
 from simulator.plan.mesh import Group, Mesh
+from simulator.plan.states import StateDtypes
 from simulator.plan.task import NONE, Task, TaskKind, TaskName
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _SCALARS = (
     "kind", "stage", "microbatch", "first_segment", "last_segment", "part", "phase", "stream",
@@ -242,6 +243,7 @@ class TrainingFacts:
         dtype: compute dtype ("bf16", "fp16", "fp32").
         optimizer: "adamw" or "sgd".
         clip_grad_norm: largest global gradient norm, or None (no clipping, no barrier).
+        states: dtypes of gradients, masters, moments and messages.
     """
 
     seq_len: int
@@ -250,6 +252,7 @@ class TrainingFacts:
     dtype: str
     optimizer: str
     clip_grad_norm: float | None
+    states: StateDtypes
 
     @property
     def num_microbatches(self) -> int:

@@ -120,6 +120,6 @@ def test_single_nodes_are_bounded_and_dgx_clusters_are_not():
 def test_the_stack_gives_its_other_sections_as_plain_data():
     stack = cost_models.load_stack("piper")
     assert stack.launch_overhead_s == pytest.approx(10e-6)
-    assert stack.strategy["schedule"] == "1f1b"
+    assert stack.strategy["gradient_dtype"] == "fp32"
     assert stack.model["attention_kernel"] == "flash"
     assert set(stack.sources) == {"cost"}

@@ -6,7 +6,7 @@
   its buffers, so that it is not asked.)
 * All persistent parameters of a device hold its buckets and its frozen parameters.
 * All persistent optimizer state holds the moments and masters of the buckets that stay on the device, where
-  the optimizer is one of `_STATE_BYTES`.
+  the optimizer is one of `MOMENTS`.
 * All persistent gradients hold the input of a reduction of each bucket (from ZeRO 2 on: this rank's share).
 * Everything else has a size that only capture knows, but what equal tasks of microbatches of one size
   allocate in all is the same, however it is divided (equal: kind, stage, segments, number of buffers, and
@@ -27,6 +27,7 @@ from simulator.plan.checks.contributions import TIED, levels_of
 from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
 from simulator.plan.checks.violation import Violation
 from simulator.plan.plan import IndexLists
+from simulator.plan.states import MOMENTS
 from simulator.plan.task import COLLECTIVE_KINDS, HOST_COPY_KINDS, NONE, RECV_KINDS, SEND_KINDS, TaskKind
 
 Mixed = npt.NDArray[np.uint64]
@@ -39,10 +40,6 @@ _EQUAL_COLUMNS = ("kind", "stage", "first_segment", "last_segment", "part", "pha
 _CUT_GRADIENTS_ZERO = 2
 _CUT_ZERO = 3
 """From ZeRO 3 on parameters are cut over ranks between their uses."""
-
-_STATE_BYTES = {("adamw", 4): 8, ("adamw", 2): 12, ("sgd", 4): 0, ("sgd", 2): 4}
-"""(optimizer, bytes of a parameter) -> bytes of state per element: fp32 moments, fp32 master of a 2-byte
-parameter (DESIGN 3)."""
 
 
 def check_sizes(facts: Facts) -> list[Violation]:
@@ -91,7 +88,7 @@ def _sums(lists: IndexLists, amounts: Indices) -> Indices:
 
 def _parameters(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
     """Yield devices whose parameter buffers cannot hold their parameters."""
-    element = DTYPE_BYTES[facts.plan.training.dtype]
+    training = facts.plan.training
     table = device.plan.tasks
     reloaded = set(table.bucket[table.kind == TaskKind.RELOAD].tolist())
     buckets = [
@@ -99,7 +96,9 @@ def _parameters(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
         for number, bucket in enumerate(device.plan.buckets)
         if bucket.kind != TIED and number not in reloaded
     ]
-    needed = element * (sum(map(_resident_numel, buckets)) + _frozen_numel(facts, device))
+    needed = DTYPE_BYTES[training.dtype] * _frozen_numel(facts, device) + sum(
+        _resident_numel(bucket) * training.states.parameter_bytes(bucket.zero) for bucket in buckets
+    )
     held = _persistent_bytes(device, MemoryClass.PARAMETERS)
     if held < needed:
         message = (
@@ -111,12 +110,13 @@ def _parameters(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
 def _optimizer(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
     """Yield devices whose optimizer buffers cannot hold the state of their buckets."""
     training, table = facts.plan.training, device.plan.tasks
-    each = _STATE_BYTES.get((training.optimizer, DTYPE_BYTES[training.dtype]))
     away = set(table.bucket[np.isin(table.kind, sorted(HOST_COPY_KINDS))].tolist())
-    if each is None:
+    if training.optimizer not in MOMENTS:
         return
     needed = sum(
-        bucket.padded_numel // bucket.shard_count * each
+        bucket.padded_numel
+        // bucket.shard_count
+        * training.states.optimizer_bytes(training.optimizer, bucket.zero)
         for number, bucket in enumerate(device.plan.buckets)
         if bucket.kind != TIED and number not in away
     )

@@ -18,6 +18,7 @@ from simulator.plan import (
     Parameter,
     Plan,
     Segment,
+    StateDtypes,
     Task,
     TaskKind,
     TaskTable,
@@ -65,6 +66,7 @@ def pipeline_plan(ranks: int = 2, microbatches: int = 4, *, clip: bool = True, t
         training=TrainingFacts(
             seq_len=8, global_batch=2 * DP * microbatches, micro_batch_sizes=(2,) * microbatches,
             dtype="fp32", optimizer="adamw", clip_grad_norm=1.0 if clip else None,
+            states=StateDtypes.of("fp32"),
         ),
         mesh=Mesh(axes=(("tp", 1), ("cp", 1), ("dp", DP), ("pp", ranks))),
         parameters=(

@@ -1,0 +1,128 @@
+"""What a stack does unless the strategy says otherwise: its `strategy` section, read and checked.
+
+Keys are those of the shorthand that describe a way of working (not degrees or sizes of a job), and
+
+* vp: a number, or "layers": as many stages per pipeline rank as it has layers, where layers and microbatches
+  divide evenly over the pipeline ranks (else one stage), and neither vp, schedule nor places are stated.
+* overlap_param_gather: with buckets, a forward waits for the updated parameters of ZeRO-1 and 2 bucket by
+  bucket (on), or for all of its stage (off, the default; Megatron-LM's --overlap-param-gather).
+* gradient_dtype: in which gradients are summed over microbatches: fp32 (Megatron-LM's main_grad), or bf16.
+* reduce_dtype: in which they travel, where `replicate` does not say; the same, or narrower.
+* gather_dtype: in which parameters travel: after an update, and before the use of cut ones.
+* master_dtype: fp32, or none: the optimizer updates the parameters themselves.
+* moment_dtype: of each moment of the optimizer.
+* shard_dtype: in which cut parameters (ZeRO-3) are kept; fp32: they are their own masters (PyTorch's FSDP).
+
+A shorthand overrides each key. A strategy file says all about parallelism itself: it takes only the dtypes,
+overlap_param_gather, and what it leaves open of schedule and vp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from cost_models.errors import nearest, require_known
+from cost_models.ops import DTYPE_BYTES
+from piper.errors import JobError
+from piper.strategy.shorthand import Shorthand, read_value
+from simulator.plan import StateDtypes
+from simulator.plan.states import NO_MASTERS
+
+FLOATS = ("fp32", "bf16", "fp16")
+DTYPES: dict[str, tuple[str, ...]] = {
+    "gradient_dtype": FLOATS,
+    "reduce_dtype": FLOATS,
+    "gather_dtype": (*FLOATS, "fp8"),
+    "master_dtype": ("fp32", NO_MASTERS),
+    "moment_dtype": (*FLOATS, "fp8", "uint8"),
+    "shard_dtype": FLOATS,
+}
+"""Keys of dtypes and their values."""
+WAYS = ("vp", "zero", "sp", "schedule", "recompute", "async_tp", "offload", "bucket_mb", "prefetch")
+"""Keys of the shorthand that a stack may state."""
+OVERLAP = "overlap_param_gather"
+HABITS = (*WAYS, OVERLAP, *DTYPES)
+ONE_LAYER = "layers"
+_SUFFIX = "_dtype"
+_SWITCHES = {True: "on", False: "off"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Defaults of a stack.
+
+    Args:
+        ways: keys of the shorthand; None: not stated.
+        layer_per_stage: vp is "layers".
+        gathers_overlap: see `overlap_param_gather`; None: not stated.
+        dtypes: the stated ones, by key.
+        chosen: keys whose values the user chose: no assumptions.
+    """
+
+    ways: Shorthand = field(default_factory=Shorthand)
+    layer_per_stage: bool = False
+    gathers_overlap: bool | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    chosen: frozenset[str] = frozenset()
+
+    def states(self, compute: str) -> StateDtypes:
+        """Return the dtypes of a training; raises JobError for gradients that travel wider than summed."""
+        found = StateDtypes.of(compute).changed(
+            {name.removesuffix(_SUFFIX): value for name, value in self.dtypes.items()}
+        )
+        if DTYPE_BYTES[found.reduce] > DTYPE_BYTES[found.gradient]:
+            raise JobError(
+                where="strategy", field="strategy.reduce_dtype", value=found.reduce,
+                rule=f"is wider than gradient_dtype = {found.gradient}, in which gradients are summed",
+                fix=f"write reduce_dtype: {found.gradient}, or leave it out",
+            )  # fmt: skip
+        return found
+
+    @property
+    def assumed(self) -> dict[str, object]:
+        """Return what holds for every strategy and was not chosen by the user."""
+        stated: dict[str, object] = dict(self.dtypes)
+        if self.gathers_overlap is not None:
+            stated[OVERLAP] = _SWITCHES[self.gathers_overlap]
+        return {name: value for name, value in stated.items() if name not in self.chosen}
+
+
+def read_habits(
+    sections: Iterable[tuple[str, Mapping[str, Any]]], *, chosen: frozenset[str] = frozenset()
+) -> Habits:
+    """Return the habits that sections state, (where, content); a later one overrides an earlier one.
+
+    Raises: JobError or StrategyError for a key or value that is not known.
+    """
+    stated: dict[str, Any] = {}
+    for where, section in sections:
+        stated |= {name: _value(name, value, where=where) for name, value in section.items()}
+    one_layer = stated.get("vp") == ONE_LAYER
+    names = {f.name for f in fields(Shorthand)} - ({"vp"} if one_layer else set())
+    return Habits(
+        ways=Shorthand(**{name: value for name, value in stated.items() if name in names}),
+        layer_per_stage=one_layer,
+        gathers_overlap=stated.get(OVERLAP),
+        dtypes={name: stated[name] for name in DTYPES if name in stated},
+        chosen=chosen,
+    )
+
+
+def _value(name: str, value: object, *, where: str) -> object:
+    at = f"strategy.{name}"
+    text = _SWITCHES[value] if isinstance(value, bool) else str(value)
+    if name not in HABITS:
+        raise JobError(
+            where=where, field=at, value=value, rule="is not known", fix=nearest(name, HABITS)
+        )  # fmt: skip
+    if name in DTYPES:
+        require_known(text, DTYPES[name], where=where, field=at, error=JobError)
+        return text
+    if name == OVERLAP:
+        require_known(text, list(_SWITCHES.values()), where=where, field=at, error=JobError)
+        return text == _SWITCHES[True]
+    if name == "vp" and text == ONE_LAYER:
+        return text
+    return read_value(name, text, where=where)
