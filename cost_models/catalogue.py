@@ -1,7 +1,8 @@
 """Find GPUs, clusters and stacks by name, alias or file, and read them.
 
 A file may say `extends: NAME|FILE` and then give only what differs; a section is replaced as a whole, so
-that its `source` speaks about all of its figures.
+that its `source` speaks about all of its figures. A section that says `inherit: true` gives single figures
+and takes over the others; both sources are kept.
 """
 
 from __future__ import annotations
@@ -177,9 +178,45 @@ def _content(path: Path, folder: _Folder, *, chain: tuple[Path, ...] = ()) -> di
         rule = "must be a name or a file that does not extend this one"
         raise CostModelError(where=where, field="extends", value=base, rule=rule, fix=fix)
     base_path = folder.path(base, beside=path)
-    merged = _content(base_path, folder, chain=(*chain, path)) | content
+    below = _content(base_path, folder, chain=(*chain, path))
+    merged = below | {key: _inherited(key, value, below, where=where) for key, value in content.items()}
     if folder is _CLUSTER and "gpu" not in content and isinstance(merged.get("gpu"), str):
         merged["gpu"] = str(_GPU.path(merged["gpu"], beside=base_path))
+    return merged
+
+
+def _inherited(key: str, value: Any, below: Mapping[str, Any], *, where: str) -> Any:
+    """Return a section; one that says `inherit: true` on top of that of the file below."""
+    if not isinstance(value, dict) or "inherit" not in value:
+        return value
+    base = below.get(key)
+    if value["inherit"] is not True or not isinstance(base, dict):
+        raise CostModelError(
+            where=where,
+            field=f"{key}.inherit",
+            value=value["inherit"],
+            rule="must be true, in a section that the extended file has",
+            fix="leave inherit out and give every figure of the section",
+        )
+    own = {name: entry for name, entry in value.items() if name != "inherit"}
+    merged = _merged(base, own)
+    both = (own.get("source"), base.get("source"))
+    if "source" not in own:
+        del merged["source"]
+    elif all(isinstance(source, str) for source in both):
+        merged["source"] = f"{own['source'].rstrip('. ')}. Otherwise as {below.get('name')}: {base['source']}"
+    return merged
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the entries of `own`, mappings inside merged likewise."""
+    merged = dict(base)
+    for name, entry in own.items():
+        below = base.get(name)
+        if isinstance(entry, dict) and isinstance(below, dict):
+            merged[name] = _merged(below, entry)
+        else:
+            merged[name] = entry
     return merged
 
 

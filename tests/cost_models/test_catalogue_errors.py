@@ -45,7 +45,7 @@ def test_an_unknown_name_gets_a_did_you_mean(load, name, hint):
 
 
 def test_a_name_like_no_other_lists_all(tmp_path):
-    assert "known: a100-sxm-40gb" in caught(load_gpu, "zzz").fix
+    assert "known: v100-sxm2-16gb" in caught(load_gpu, "zzz").fix
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -83,6 +83,18 @@ def test_another_schema_version_is_refused(write, version):
     error = caught(load_gpu, write(f"schema_version: {version}\nname: mine\n"))
     assert error.field == "schema_version"
     assert error.fix == "write schema_version: 1"
+
+
+@pytest.mark.parametrize("text", ["intra: {inherit: false, source: me}", "host: {inherit: true, source: me}"])
+def test_only_a_section_of_the_extended_file_can_be_inherited(write, text):
+    error = caught(load_cluster, write(CLUSTER + text + "\n"))
+    assert error.field == f"{text.split(':')[0]}.inherit"
+    assert "leave inherit out" in error.fix
+
+
+def test_an_inherited_section_needs_a_source_of_its_own(write):
+    error = caught(load_cluster, write(CLUSTER + "intra: {inherit: true, bandwidth: 400GB/s}\n"))
+    assert (error.field, error.rule) == ("intra.source", "is missing")
 
 
 def test_a_file_without_a_section_says_which(write):

@@ -51,7 +51,7 @@ def test_every_cluster_answers_every_question_of_a_cost_model(name):
     group = model.collective(CollectiveKind.ALL_REDUCE, size_bytes=4096, ranks=range(4))
     assert 0 < group.low_s < group.seconds < group.high_s
     assert 0 <= model.context_bytes < model.device_memory_bytes
-    assert model.peak_flops_per_s["bf16"] > 0
+    assert model.peak_flops_per_s["fp16"] > 0
     assert model.eager_limit_bytes == 0
     assert name in model.name
     assert "piper" in model.name
