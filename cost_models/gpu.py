@@ -22,8 +22,17 @@ from cost_models.price import Provenance
 class MatmulSpec:
     """Matrix multiplication: t = max(F / (efficiency P), bytes / (bandwidth_fraction BW)) + latency.
 
+    [Note: what slows a matmul]
+    Batched ones (attention's, an item per head) whose smallest dimension is 128 or less reach
+    `batched_efficiency`; above, the efficiency grows with that dimension up to `efficiency`. Rows of an
+    operand or of the result that are no multiple of 16 bytes (a vocabulary of 50257) divide it by
+    `misaligned_slowdown`. In a low precision the rate is efficiency x dtype_efficiency x the peak of bf16.
+
     Args:
         efficiency: share of the dense peak that large multiplications reach in training.
+        batched_efficiency: the same for batched ones with a dimension of 128 or less.
+        misaligned_slowdown: time with rows that are no multiple of 16 bytes over that with padded ones.
+        dtype_efficiency: rate of a low precision over that of bf16, without quantising, by dtype.
         bandwidth_fraction: share of the memory bandwidth when they are bound by it.
         latency_s: time of the smallest one on the device.
         wgrad_slowdown: time of a weight gradient (fp32 accumulation) over a forward of equal FLOPs.
@@ -32,6 +41,9 @@ class MatmulSpec:
     """
 
     efficiency: float
+    batched_efficiency: float
+    misaligned_slowdown: float
+    dtype_efficiency: Mapping[str, float]
     bandwidth_fraction: float
     latency_s: float
     wgrad_slowdown: float

@@ -27,6 +27,10 @@ DTYPE_BYTES = {
     "bool": 1,
 }
 
+OPERAND_BITS = {"fp8": 8.0, "mxfp8": 8 + 8 / 32, "nvfp4": 4 + 8 / 16}
+"""Bits of an element of an operand in a low precision, scales included: mxfp8 has an 8-bit scale per 32
+elements (OCP microscaling specification 1.0), nvfp4 one per 16 (NVIDIA 2025, arXiv 2509.25149)."""
+
 
 class OpKind(StrEnum):
     """What kind of kernel; the comment gives `Operation.shape`."""
@@ -41,6 +45,7 @@ class OpKind(StrEnum):
     ELEMENTWISE = "elementwise"  # [elements]
     REDUCTION = "reduction"  # [elements read]
     COPY = "copy"  # [elements]
+    QUANTISATION = "quantisation"  # [groups, rows, columns]: a bf16 operand into a low precision
     OPTIMIZER = "optimizer"  # [parameters]
     FIXED = "fixed"  # []: the time is looked up by `name` (schedules without a model)
 
@@ -53,7 +58,7 @@ class Operation:
         kind: which kernel; fixes the meaning of `shape`.
         name: where it came from, for people ("aten.mm.default").
         shape: dimensions, by kind.
-        dtype: compute dtype, a key of `DTYPE_BYTES`.
+        dtype: compute dtype, a key of `DTYPE_BYTES` or `OPERAND_BITS`.
         flops: FLOPs executed by one kernel.
         bytes: bytes that one kernel reads and writes at least once.
         count: how many equal kernels.
@@ -93,6 +98,14 @@ class Operation:
             self.kind, self.name, self.shape, self.dtype, self.flops, self.bytes, self.causal, self.direction,
             self.tensor_dim, self.token_dim,
         )  # fmt: skip
+
+
+def kept_dtype(compute: str) -> str:
+    """Return the dtype of parameters and activations under a compute dtype.
+
+    Low precisions are for products only ([Note: low precision] in `low_precision.py`).
+    """
+    return "bf16" if compute in OPERAND_BITS else compute
 
 
 def merge_equal(operations: Iterable[Operation], *, times: int = 1) -> tuple[Operation, ...]:
@@ -176,13 +189,10 @@ def _resized_bytes(operation: Operation, shape: tuple[int, ...], share: tuple[in
 
 def _bytes_of_shape(operation: Operation, shape: tuple[int, ...]) -> int | None:
     """Return the bytes that a kernel of this kind moves at least, None where the shape does not tell."""
+    if operation.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}:
+        left, right, result = product_elements(operation, shape)
+        return product_bytes(operation.dtype, read=left + right, written=result)
     element = DTYPE_BYTES[operation.dtype]
-    if operation.kind is OpKind.MATMUL:
-        batch, m, n, k = shape
-        return element * batch * (m * k + k * n + m * n)
-    if operation.kind is OpKind.GROUPED_MATMUL:
-        groups, m, n, k = shape
-        return element * (m * k + groups * k * n + m * n)
     if operation.kind is OpKind.ATTENTION:
         # Forward: queries and results, keys and values, one fp32 sum per row; backward: their gradients too.
         batch, heads, kv_heads, seq_q, seq_kv, head_dim = shape
@@ -194,6 +204,23 @@ def _bytes_of_shape(operation: Operation, shape: tuple[int, ...]) -> int | None:
         rows, hidden, entries = shape
         return element * hidden * (rows + entries) + _INT64 * rows
     return None
+
+
+def product_elements(operation: Operation, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the elements of the two operands and of the result of a (grouped) matmul of a shape."""
+    outer, m, n, k = shape
+    if operation.kind is OpKind.MATMUL:
+        return outer * m * k, outer * k * n, outer * m * n
+    if operation.direction == "wgrad":
+        return m * k, m * n, outer * k * n
+    return m * k, outer * k * n, m * n
+
+
+def product_bytes(dtype: str, *, read: int, written: int) -> int:
+    """Return the bytes of the elements that a product reads and writes; a low precision writes bf16."""
+    if dtype in OPERAND_BITS:
+        return round(read * OPERAND_BITS[dtype] / 8) + DTYPE_BYTES["bf16"] * written
+    return DTYPE_BYTES[dtype] * (read + written)
 
 
 def _ceil(number: int, divisor: int) -> int:

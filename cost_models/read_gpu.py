@@ -17,7 +17,7 @@ from cost_models.gpu import (
     HostLink,
     MatmulSpec,
 )
-from cost_models.ops import DTYPE_BYTES, OpKind
+from cost_models.ops import DTYPE_BYTES, OPERAND_BITS, OpKind
 from cost_models.price import Provenance
 from cost_models.units import Dimension
 from cost_models.yaml_file import Section
@@ -30,6 +30,7 @@ BANDWIDTH_BOUND = (
     OpKind.ELEMENTWISE,
     OpKind.REDUCTION,
     OpKind.COPY,
+    OpKind.QUANTISATION,
     OpKind.OPTIMIZER,
 )
 _SECTIONS = ("chip", "peak", "memory", "matmul", "grouped_matmul", "attention", "bandwidth_bound")
@@ -41,7 +42,7 @@ def read_gpu(content: Any, *, where: str) -> Gpu:
     file = Section(content, where=where, keys=keys, sourced=False)
     chip = file.section("chip", ("processors", "asynchronous"))
     memory = file.section("memory", ("capacity", "usable", "bandwidth", "context"))
-    peak = file.section("peak", tuple(DTYPE_BYTES))
+    peak = file.section("peak", tuple(DTYPE_BYTES | OPERAND_BITS))
     return Gpu(
         name=file.text("name"),
         description=file.text("description"),
@@ -62,16 +63,30 @@ def read_gpu(content: Any, *, where: str) -> Gpu:
 
 
 def _matmul(file: Section) -> MatmulSpec:
-    keys = ("efficiency", "bandwidth_fraction", "latency", "wgrad_slowdown", "error", "fitted_dtypes")
+    keys = (
+        "efficiency", "batched_efficiency", "misaligned_slowdown", "dtype_efficiency", "bandwidth_fraction",
+        "latency", "wgrad_slowdown", "error", "fitted_dtypes",
+    )  # fmt: skip
     section = file.section("matmul", keys)
     return MatmulSpec(
         efficiency=section.number("efficiency", up_to=1),
+        batched_efficiency=section.number("batched_efficiency", up_to=1),
+        misaligned_slowdown=section.number("misaligned_slowdown"),
+        dtype_efficiency=_dtype_efficiency(section),
         bandwidth_fraction=section.number("bandwidth_fraction", up_to=1),
         latency_s=section.seconds("latency", zero_ok=True),
         wgrad_slowdown=section.number("wgrad_slowdown"),
         error=section.error(),
         fitted_dtypes=section.texts("fitted_dtypes"),
     )
+
+
+def _dtype_efficiency(section: Section) -> dict[str, float]:
+    """Read the ratios of low precisions; without one, a dtype has its datasheet peak x efficiency."""
+    if "dtype_efficiency" not in section:
+        return {}
+    ratios = section.section("dtype_efficiency", tuple(OPERAND_BITS), sourced=False)
+    return {dtype: ratios.number(dtype) for dtype in ratios.names()}
 
 
 def _grouped_matmul(file: Section) -> GroupedMatmulSpec:

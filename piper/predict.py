@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import nearest, require_known, require_positive, require_positive_int
-from cost_models.ops import DTYPE_BYTES
+from cost_models.ops import DTYPE_BYTES, OPERAND_BITS, kept_dtype
 from piper.compiler import compile_graph
 from piper.errors import JobError
 from piper.graph import CapturedModel, build_graph
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from simulator.timeline.timeline import Timeline
 
 SCHEMA_VERSION = 1
-DTYPES = ("bf16", "fp16", "fp32")
-LATER_DTYPES = ("fp8", "mxfp8", "nvfp4")
+DTYPES = ("bf16", "fp16", "fp32", *OPERAND_BITS)
 OPTIMIZERS = ("adamw", "sgd")
 LATER_OPTIMIZERS = ("adamw8bit", "muon")
 
@@ -43,7 +42,7 @@ class Job:
         seq_len: tokens per sequence.
         global_batch: sequences per optimizer step.
         micro_batch: sequences per microbatch of a replica.
-        dtype: compute dtype.
+        dtype: compute dtype; one of `OPERAND_BITS` is for linear layers only (`cost_models.low_precision`).
         optimizer: "adamw" or "sgd".
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
@@ -336,7 +335,7 @@ def _check_options(job: Job) -> None:
             require_positive_int(
                 value, where=option, field=name, fix=f"give a number such as {option} 8", error=JobError
             )
-    _check_choice("dtype", job.dtype, known=DTYPES, later=LATER_DTYPES)
+    _check_choice("dtype", job.dtype, known=DTYPES, later=())
     _check_choice("optimizer", job.optimizer, known=OPTIMIZERS, later=LATER_OPTIMIZERS)
     _check_convention(job.mfu_convention)
     if job.clip_grad_norm is not None:
@@ -378,12 +377,21 @@ def seq_len_of(job: Job, source: ModelSource) -> int:
 def captured(
     job: Job, source: ModelSource, cost_model: ClusterCostModel, *, micro_batch: int, seq_len: int
 ) -> CapturedModel:
-    """Return the model of a job at one microbatch size, for the kernels of its stack, recipe and device."""
+    """Return the model of a job at one microbatch size, for the kernels of its stack, recipe and device.
+
+    Raises: CostModelError for a low precision that the device has no peak for.
+    """
     from piper.capture import capture
+    from piper.capture.low_precision import in_low_precision
     from piper.recipe import kernels_of
 
     kernels = kernels_of(cost_model, recipe=job.recipe, settings=job.settings)
-    return capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=job.dtype, kernels=kernels)
+    low = job.dtype in OPERAND_BITS
+    if low:
+        cost_model.cluster.gpu.peak(job.dtype)
+    dtype = kept_dtype(job.dtype)
+    model = capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
+    return in_low_precision(model, job.dtype) if low else model
 
 
 def _assumed(job: Job) -> dict[str, object]:
@@ -392,7 +400,7 @@ def _assumed(job: Job) -> dict[str, object]:
     names = ("cluster", "dtype", "optimizer", "clip_grad_norm", "stack")
     same = {name: getattr(job, name) for name in names if getattr(job, name) == getattr(fresh, name)}
     convention = {"mfu_convention": job.mfu_convention} if job.mfu_convention == fresh.mfu_convention else {}
-    return same | {"parameter_bytes": DTYPE_BYTES[job.dtype]} | convention
+    return same | {"parameter_bytes": DTYPE_BYTES[kept_dtype(job.dtype)]} | convention
 
 
 def _num_stages(plan: Plan) -> int:

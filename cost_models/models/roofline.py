@@ -9,7 +9,7 @@ from typing import assert_never
 from cost_models.band import band
 from cost_models.errors import CostModelError
 from cost_models.gpu import FITTED, Gpu
-from cost_models.ops import DTYPE_BYTES, Operation, OpKind
+from cost_models.ops import DTYPE_BYTES, Operation, OpKind, kept_dtype
 from cost_models.price import Price, Provenance
 from cost_models.use import OperationUse
 
@@ -20,6 +20,12 @@ _QUERY_TILE = 128
 """Query rows of one thread block (FlashAttention 2 and 3)."""
 
 _HEAD_64, _HEAD_128 = 64, 128
+
+_TILE = 128
+"""Rows and columns of one thread block of a large matmul (cuBLAS and CUTLASS: 128 x 128 to 256 x 128)."""
+
+_ALIGNED_BYTES = 16
+"""Where rows begin for the fast tensor core kernels (NVIDIA's matrix multiplication guide)."""
 
 _TOUCHED_PER_ROW = 3
 """How often an embedding gradient moves a row: read the gradient, read and write the entry of the table."""
@@ -95,6 +101,7 @@ class Roofline:
                 | OpKind.ELEMENTWISE
                 | OpKind.REDUCTION
                 | OpKind.COPY
+                | OpKind.QUANTISATION
                 | OpKind.OPTIMIZER
             ):
                 return self._bandwidth_bound(operation)
@@ -112,16 +119,20 @@ class Roofline:
                 assert_never(operation.kind)
 
     def _matmul(self, operation: Operation) -> Kernel:
-        _shape(operation, 4)
+        batch, *sizes = _shape(operation, 4)
         spec = self.gpu.matmul
-        slowdown = spec.wgrad_slowdown if operation.direction == "wgrad" else 1.0
+        efficiency = spec.efficiency
+        if batch > 1:
+            efficiency = min(efficiency, spec.batched_efficiency * max(1.0, min(sizes) / _TILE))
+        if _is_misaligned(operation):
+            efficiency /= spec.misaligned_slowdown
         return self._roof(
             operation,
-            self._compute_s(operation, spec.efficiency),
-            slowdown=slowdown,
+            self._product_s(operation, efficiency),
+            slowdown=spec.wgrad_slowdown if operation.direction == "wgrad" else 1.0,
             latency_s=spec.latency_s,
             error=spec.error,
-            provenance=_fitted(operation.dtype, spec.fitted_dtypes),
+            provenance=_fitted(operation.dtype, (*spec.fitted_dtypes, *spec.dtype_efficiency)),
         )
 
     def _grouped_matmul(self, operation: Operation) -> Kernel:
@@ -130,7 +141,7 @@ class Roofline:
         efficiency = spec.efficiency_at(rows / groups, wgrad=operation.direction == "wgrad")
         return self._roof(
             operation,
-            self._compute_s(operation, efficiency),
+            self._product_s(operation, efficiency),
             latency_s=self.gpu.matmul.latency_s,
             error=spec.error,
             provenance=spec.provenance,
@@ -178,6 +189,13 @@ class Roofline:
             memory_s=memory_s, latency_s=spec.latency_s, error=spec.error, provenance=spec.provenance
         )
 
+    def _product_s(self, operation: Operation, efficiency: float) -> float:
+        """Return the time at a share of the peak; a low precision is known by its ratio to bf16."""
+        peak, ratio = self.gpu.peak(operation.dtype), self.gpu.matmul.dtype_efficiency
+        if operation.dtype in ratio:
+            peak = ratio[operation.dtype] * self.gpu.peak("bf16")
+        return operation.flops / (efficiency * peak)
+
     def _compute_s(self, operation: Operation, efficiency: float) -> float:
         return operation.flops / (efficiency * self.gpu.peak(operation.dtype))
 
@@ -201,6 +219,18 @@ class Roofline:
             error=error,
             provenance=provenance,
         )
+
+
+def _is_misaligned(operation: Operation) -> bool:
+    """Return whether rows of an operand or the result begin off 16 bytes.
+
+    Rows of x [m, k], weights [n, k] and y [m, n] have k and n elements; a weight gradient [m, n] reads the
+    rows of y's gradient and of x, which have its m and n, and sums over k.
+    """
+    _, m, n, k = operation.shape
+    element = DTYPE_BYTES[kept_dtype(operation.dtype)]
+    rows = (m, n) if operation.direction == "wgrad" else (n, k)
+    return any(size * element % _ALIGNED_BYTES for size in rows)
 
 
 def _fitted(dtype: str, fitted_dtypes: tuple[str, ...]) -> Provenance:

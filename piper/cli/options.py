@@ -150,7 +150,9 @@ _JOB_OPTIONS = (
     click.option(
         "--micro-batch", type=PositiveInt(1), help="Sequences per microbatch of a replica (default: 1)."
     ),
-    click.option("--dtype", metavar="bf16|fp16|fp32", help="Compute dtype (default: bf16; CPU: fp32)."),
+    click.option(
+        "--dtype", metavar="bf16|fp16|fp32|fp8|mxfp8|nvfp4", help="Compute dtype (default: bf16; CPU: fp32)."
+    ),
     click.option("--optimizer", metavar="adamw|sgd", help="Optimizer (default: adamw)."),
     click.option(
         "--clip-grad-norm",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cost_models.ops import DTYPE_BYTES
+from cost_models.ops import DTYPE_BYTES, kept_dtype
 from piper.compiler.local import LocalModel, Value
 from piper.compiler.readers import BACKWARD, Readers, span
 from piper.graph import Graph, Node
@@ -244,7 +244,7 @@ class Liveness:
                     parts.setdefault((node.stage, name), []).append(position)
         for (stage, name), (first, *more) in parts.items():
             if more and name in trained:
-                size = self.local.parameter_numel(name) * DTYPE_BYTES[self.graph.dtype]
+                size = self.local.parameter_numel(name) * DTYPE_BYTES[kept_dtype(self.graph.dtype)]
                 what = (stage, MemoryClass.WORKSPACE, "gradients of parameters used again")
                 self._add(first, more[-1:], size, what=what)
 

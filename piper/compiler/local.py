@@ -381,6 +381,6 @@ def _of_experts(operation: Operation, fact: ExpertSharding, tokens: int) -> Oper
     if operation.token_dim != NONE:
         rows = operation.shape[operation.token_dim] * fact.tensor_degree
         operation = resize(operation, operation.token_dim, ceil(rows * _fullest(fact) / tokens))
-    if operation.kind is OpKind.GROUPED_MATMUL:
+    if operation.kind in {OpKind.GROUPED_MATMUL, OpKind.QUANTISATION}:
         operation = cut(operation, 0, fact.degree)
     return cut(operation, operation.tensor_dim, fact.tensor_degree)

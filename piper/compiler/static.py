@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cost_models.ops import DTYPE_BYTES
+from cost_models.ops import DTYPE_BYTES, kept_dtype
 from piper.compiler.liveness import Buffer
 from piper.graph import Graph, Node, Shares
 from piper.graph.buckets import CUT_GRADIENTS, CUT_PARAMETERS, offloading_of, rule_of
@@ -11,7 +11,7 @@ from simulator.plan import HOST_COPY_KINDS, Bucket, MemoryClass, TaskKind
 
 def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
     """Return what lives through all steps: parameters, gradients, optimizer state (DESIGN 3), tables."""
-    element, gradient = DTYPE_BYTES[graph.dtype], DTYPE_BYTES[graph.state_dtypes.gradient]
+    element, gradient = DTYPE_BYTES[kept_dtype(graph.dtype)], DTYPE_BYTES[graph.state_dtypes.gradient]
     found: list[Buffer] = []
 
     def away(what: str, bucket: Bucket) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from cost_models.ops import DTYPE_BYTES
+from cost_models.ops import DTYPE_BYTES, kept_dtype
 
 NO_MASTERS = "none"
 MOMENTS = {"adamw": 2, "sgd": 0}
@@ -38,7 +38,11 @@ class StateDtypes:
 
     @classmethod
     def of(cls, compute: str) -> Self:
-        """Return the defaults: fp32 sums, moments, and masters of 2-byte parameters (DESIGN 3)."""
+        """Return the defaults: fp32 sums, moments, and masters of 2-byte parameters (DESIGN 3).
+
+        Under a low precision parameters are bf16.
+        """
+        compute = kept_dtype(compute)
         return cls(
             compute=compute,
             gradient="fp32",

@@ -163,7 +163,8 @@ def test_the_link_to_the_host_is_read_and_checked(write):
 
 
 MATMUL = (
-    "matmul: {{efficiency: {}, bandwidth_fraction: 0.7, latency: 1us, wgrad_slowdown: 1, error: {}, "
+    "matmul: {{efficiency: {}, batched_efficiency: 0.4, misaligned_slowdown: 3, bandwidth_fraction: 0.7, "
+    "latency: 1us, wgrad_slowdown: 1, error: {}, "
     "fitted_dtypes: {}, source: me}}\n"
 )
 

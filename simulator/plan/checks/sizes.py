@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.ops import DTYPE_BYTES
+from cost_models.ops import DTYPE_BYTES, kept_dtype
 from simulator.plan.buffers import Bucket, MemoryClass
 from simulator.plan.checks.contributions import TIED, levels_of
 from simulator.plan.checks.facts import DeviceFacts, Facts, Indices
@@ -96,7 +96,7 @@ def _parameters(facts: Facts, device: DeviceFacts) -> Iterator[Violation]:
         for number, bucket in enumerate(device.plan.buckets)
         if bucket.kind != TIED and number not in reloaded
     ]
-    needed = DTYPE_BYTES[training.dtype] * _frozen_numel(facts, device) + sum(
+    needed = DTYPE_BYTES[kept_dtype(training.dtype)] * _frozen_numel(facts, device) + sum(
         _resident_numel(bucket) * training.states.parameter_bytes(bucket.zero) for bucket in buckets
     )
     held = _persistent_bytes(device, MemoryClass.PARAMETERS)
