@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,8 @@ from cost_models.ops import DTYPE_BYTES, OPERAND_BITS, kept_dtype
 from piper.compiler import compile_graph
 from piper.errors import JobError
 from piper.graph import CapturedModel, build_graph
+from piper.laps import Clock
+from piper.shortened import simulate_short, with_microbatches
 from piper.strategy import Resolved, Strategy, complete, resolve
 
 if TYPE_CHECKING:
@@ -122,18 +123,73 @@ class Prediction:
     result: dict[str, Any]
 
 
-def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) -> CompiledJob:
-    """Return the plan of a job.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedJob:
+    """A job whose model, hardware and numbers are known: what a plan is compiled from.
 
     Args:
-        job: what to compile.
-        on_pass: called with (name, text of the graph) after every directive and pass.
+        job: what was asked.
+        source: the model that was found.
+        resolved: the strategy with every number.
+        models: the model as captured at each of `resolved.captured_sizes`.
+        cluster, cost_model: the hardware and its prices.
+        defaults: what was assumed, by name.
+        timings_s: seconds per phase.
+    """
+
+    job: Job
+    source: ModelSource
+    resolved: Resolved
+    models: list[CapturedModel]
+    cluster: Cluster
+    cost_model: ClusterCostModel
+    defaults: dict[str, object]
+    timings_s: dict[str, float]
+
+    def plan(
+        self,
+        *,
+        microbatches: int | None = None,
+        on_pass: Callable[[str, str], None] | None = None,
+        verified: bool = True,
+    ) -> Plan:
+        """Compile the job, or its first microbatches only."""
+        shape = self.source.shape
+        resolved = self.resolved
+        if microbatches is not None:
+            resolved = with_microbatches(resolved, microbatches)
+        return compile_resolved(
+            resolved,
+            self.models,
+            self.job,
+            on_pass=on_pass,
+            verified=verified,
+            notices=shape.notices if shape is not None else (),
+        )
+
+    def compiled(self, plan: Plan, *, timings_s: dict[str, float]) -> CompiledJob:
+        """Return the job with its plan."""
+        return CompiledJob(
+            job=self.job,
+            source=self.source,
+            model=self.models[0],
+            plan=plan,
+            cluster=self.cluster,
+            cost_model=self.cost_model,
+            defaults=self.defaults,
+            timings_s=self.timings_s | timings_s,
+        )
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Return a job with its model and hardware.
+
     Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
     """
     from piper.models import find_model
     from piper.recipe import habits_of
 
-    clock = _Clock()
+    clock = Clock()
     _check_options(job)
     source = find_model(job.model)
     cluster, cost_model = load_hardware(job.cluster, job.stack, recipe=job.recipe, settings=job.settings)
@@ -157,19 +213,31 @@ def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) 
         for size in resolved.captured_sizes
     ]
     clock.lap("capture")
-    notices = source.shape.notices if source.shape is not None else ()
-    plan = compile_resolved(resolved, models, job, on_pass=on_pass, notices=notices)
-    clock.lap("compile")
-    return CompiledJob(
+    return PreparedJob(
         job=job,
         source=source,
-        model=models[0],
-        plan=plan,
+        resolved=resolved,
+        models=models,
         cluster=cluster,
         cost_model=cost_model,
         defaults=defaults | dict(resolved.defaults) | _assumed(job),
         timings_s=clock.laps_s,
     )
+
+
+def compile_job(job: Job, *, on_pass: Callable[[str, str], None] | None = None) -> CompiledJob:
+    """Return the plan of a job.
+
+    Args:
+        job: what to compile.
+        on_pass: called with (name, text of the graph) after every directive and pass.
+    Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
+    """
+    prepared = prepare(job)
+    clock = Clock()
+    plan = prepared.plan(on_pass=on_pass)
+    clock.lap("compile")
+    return prepared.compiled(plan, timings_s=clock.laps_s)
 
 
 def compile_resolved(
@@ -217,25 +285,58 @@ def _unused(model: CapturedModel) -> tuple[str, ...]:
 
 
 def predict(
-    job: Job, *, steps: int | str = "auto", engine: str = "auto", jitter: Jitter | None = None
+    job: Job,
+    *,
+    steps: int | str = "auto",
+    engine: str = "auto",
+    jitter: Jitter | None = None,
+    microbatches: str = "all",
 ) -> Prediction:
-    """Compile and simulate a job; `result` has every key of the contract, and `jitter` if that is given."""
+    """Compile and simulate a job; `result` has every key of the contract, and `jitter` if that is given.
+
+    Args:
+        job: what to predict.
+        steps, engine: as `simulator.simulate` takes them.
+        jitter: how ranks differ.
+        microbatches: "all", or "auto": where a job repeats itself, plan and timeline are those of a job with
+            fewer microbatches, and `result` (which says so) is that of the whole job (`piper.shortened`).
+    """
+    require_known(microbatches, ["all", "auto"], where="predict", field="microbatches", error=JobError)
     clauses = _clauses(jitter)
-    compiled = compile_job(job)
+    prepared = prepare(job)
+    if microbatches == "auto" and jitter is None:
+        short = simulate_short(
+            prepared.resolved,
+            lambda count: prepared.plan(microbatches=count),
+            prepared.cost_model,
+            steps=steps,
+            engine=engine,
+            convention=job.mfu_convention,
+        )
+        if short is not None:
+            compiled = prepared.compiled(short.plan, timings_s={})
+            return _prediction(compiled, short.timeline, short.result)
+    clock = Clock()
+    plan = prepared.plan()
+    clock.lap("compile")
+    compiled = prepared.compiled(plan, timings_s=clock.laps_s)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": job.mfu_convention}
     options |= {"jitter": jitter, "clauses": clauses, "gpus_per_node": compiled.cluster.gpus_per_node}
-    timeline, result = _simulate(compiled.plan, compiled.cost_model, **options)
-    timings = compiled.timings_s | result["timings_s"]
+    timeline, result = _simulate(plan, compiled.cost_model, **options)
+    return _prediction(compiled, timeline, result)
+
+
+def _prediction(compiled: CompiledJob, timeline: Timeline, result: dict[str, Any]) -> Prediction:
     cut = [
         sum(1 for s in compiled.plan.segments if s.stage == stage)
         for stage in range(_num_stages(compiled.plan))
     ]
     result |= {
         "cluster": compiled.cluster.name,
-        "stack": job.stack,
+        "stack": compiled.job.stack,
         "defaults": compiled.defaults,
         "segments_per_stage": cut,
-        "timings_s": timings,
+        "timings_s": compiled.timings_s | result["timings_s"],
     }
     return Prediction(compiled=compiled, timeline=timeline, result=_ordered(result))
 
@@ -307,7 +408,7 @@ def _simulate(
 ) -> tuple[Timeline, dict[str, Any]]:
     from simulator import build_workload, simulate, summarize
 
-    clock = _Clock()
+    clock = Clock()
     workload = build_workload(plan, cost_model)
     clock.lap("price")
     section = {}
@@ -411,16 +512,3 @@ def _ordered(result: dict[str, Any]) -> dict[str, Any]:
     first = ("model", "n_parameters", "cluster", "n_gpus", "strategy", "schedule", "stack", "defaults")
     head = {"schema_version": SCHEMA_VERSION} | {key: result[key] for key in first}
     return head | {key: value for key, value in result.items() if key not in head}
-
-
-class _Clock:
-    """Seconds between laps."""
-
-    def __init__(self) -> None:
-        self.laps_s: dict[str, float] = {}
-        self._last_s = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now_s = time.perf_counter()
-        self.laps_s[name] = now_s - self._last_s
-        self._last_s = now_s

@@ -72,6 +72,12 @@ def has_settled(step_end_ns: Sequence[int]) -> bool:
     return abs(periods[-1] - periods[-2]) <= SETTLED * periods[-1]
 
 
+def steps_needed(step_end_ns: Sequence[int]) -> int | None:
+    """Return after how many steps of a run its period had settled, or None: it had not."""
+    counts = range(1, len(step_end_ns) + 1)
+    return next((n for n in counts if has_settled(step_end_ns[:n])), None)
+
+
 def _unsettled(done: EngineRun) -> str:
     periods = np.diff(done.step_end_ns, prepend=0).tolist()
     shown = ", ".join(f"{period / 1e9:.6g} s" for period in periods)

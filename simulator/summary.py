@@ -23,7 +23,8 @@ from simulator.plan import (
     TaskKind,
 )
 from simulator.pricing import PROVENANCES
-from simulator.timeline.attribution import BUSY, Attribution, Label, attribute
+from simulator.repetition import Repetition
+from simulator.timeline.attribution import BUSY, Label, attribute
 from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload
 
@@ -43,19 +44,23 @@ def summarize(
     *,
     workload: Workload | None = None,
     convention: str = DEFAULT,
+    repetition: Repetition | None = None,
 ) -> dict[str, Any]:
     """Return the result of a simulated timeline (CONTRACT, `piper simulate --json`).
 
     Args:
         plan, timeline, cost_model: what was simulated, what came out, and what priced it.
         workload: `build_workload(plan, cost_model)` if the caller has it already.
+        convention: how model FLOPs are counted.
+        repetition: a part of the timeline that the job does more often than the plan: the result is that of
+            the job.
 
     Left to the caller: schema_version, cluster, stack, defaults, timings_s.
     Raises: CostModelError if the cost model has no peak for the compute dtype; InternalError for a broken
         number (NaN, a negative time, more FLOPs than the devices can do).
     """
     work = build_workload(plan, cost_model) if workload is None else workload
-    attribution = attribute(plan, timeline)
+    run = _Run(plan=plan, timeline=timeline, repetition=repetition)
     peaks = [peak_of(track) for track in timeline.tracks]
     result: dict[str, Any] = {
         "model": plan.model.name,
@@ -64,29 +69,59 @@ def summarize(
         "strategy": {"shorthand": plan.strategy, "directives": list(plan.directives)},
         "schedule": plan.schedule,
     }
-    result |= _speed(plan, timeline, cost_model, convention=convention)
+    result |= _speed(run, cost_model, convention=convention)
     result |= _memory(plan, timeline, cost_model, peaks=peaks)
-    result |= _breakdown(timeline, attribution)
-    result["ranks"] = _ranks(plan, timeline, attribution, peaks=peaks)
-    result["error_band"] = _error_band(timeline, work)
-    result["provenance"] = _provenance(work)
+    result |= _breakdown(run)
+    result["ranks"] = _ranks(run, peaks=peaks)
+    result["error_band"] = _error_band(run, work)
+    result["provenance"] = _provenance(run, work)
     result["warnings"] = [*plan.notices, *timeline.warnings, *_warnings(result)]
-    _require_sound(plan, result, executed_flops=_flops(plan), cost_model=cost_model)
+    _require_sound(plan, result, executed_flops=_flops(run), cost_model=cost_model)
     return result
 
 
-def _speed(plan: Plan, timeline: Timeline, cost_model: CostModel, *, convention: str) -> dict[str, Any]:
-    training, ranks = plan.training, plan.num_ranks
-    step_s = timeline.step_time_ns / 1e9
-    per_token = model_flops_per_token(plan.model, seq_len=training.seq_len, convention=convention)
-    flops, counting = training.tokens_per_step * per_token, CONVENTIONS[convention]
+class _Run:
+    """A simulated run with all that is repeated in it [Note: steady state]."""
+
+    def __init__(self, *, plan: Plan, timeline: Timeline, repetition: Repetition | None) -> None:
+        self.plan, self.timeline, self.repetition = plan, timeline, repetition
+        self.tokens_per_step = plan.training.tokens_per_step
+        self.step_ns, self.makespan_ns = timeline.step_time_ns, timeline.makespan_ns
+        self.attribution = attribute(plan, timeline)
+        self.copies: npt.NDArray[np.int64] | None = None
+        if repetition is not None:
+            ends_ns = repetition.step_ends_ns(timeline.step_end_ns)
+            self.tokens_per_step = repetition.tokens_per_step
+            self.step_ns += repetition.inserted_ns
+            self.makespan_ns = int(ends_ns[-1])
+            self.attribution = self.attribution.with_copies(repetition.attribution, times=repetition.times)
+            self.copies = repetition.copies
+
+    @property
+    def step_s(self) -> float:
+        return self.step_ns / 1e9
+
+    def counts(self, rows: npt.NDArray[np.int64], *, of: npt.NDArray[np.bool_], most: int) -> list[int]:
+        """Return how often each row occurs among some tasks, counting their copies."""
+        weights = None if self.copies is None else self.copies[of]
+        return [int(count) for count in np.bincount(rows[of], weights=weights, minlength=most)]
+
+    def time_ns(self, time_ns: int) -> int:
+        """Return when something happens that the timeline shows at `time_ns`."""
+        return time_ns if self.repetition is None else self.repetition.moved_ns(time_ns)
+
+
+def _speed(run: _Run, cost_model: CostModel, *, convention: str) -> dict[str, Any]:
+    plan, tokens, ranks, step_s = run.plan, run.tokens_per_step, run.plan.num_ranks, run.step_s
+    per_token = model_flops_per_token(plan.model, seq_len=plan.training.seq_len, convention=convention)
+    flops, counting = tokens * per_token, CONVENTIONS[convention]
     available_flops = step_s * ranks * _peak_flops_per_s(plan, cost_model)
-    recomputed = 0 if counting.with_recompute else _recomputed_flops(plan, whole=counting.whole_scores)
+    recomputed = 0 if counting.with_recompute else _recomputed_flops(run, whole=counting.whole_scores)
     return {
         "step_time_s": step_s,
-        "makespan_s": timeline.makespan_ns / 1e9,
-        "tokens_per_s": _ratio(training.tokens_per_step, step_s),
-        "tokens_per_s_per_gpu": _ratio(training.tokens_per_step, step_s * ranks),
+        "makespan_s": run.makespan_ns / 1e9,
+        "tokens_per_s": _ratio(tokens, step_s),
+        "tokens_per_s_per_gpu": _ratio(tokens, step_s * ranks),
         "model_flops_per_step": flops,
         "tflops_per_gpu": _ratio(flops, step_s * ranks) / 1e12,
         "mfu": _ratio(flops, available_flops) if cost_model.peak_flops_per_s else None,
@@ -111,28 +146,26 @@ def _peak_flops_per_s(plan: Plan, cost_model: CostModel) -> float:
     return peaks[dtype]
 
 
-def _flops(plan: Plan) -> int:
+def _flops(run: _Run) -> int:
     """Return the FLOPs that all ranks execute in a step."""
-    return _sum_of_works(plan, [work.flops for work in plan.works], recompute_only=False)
+    return _sum_of_works(run, [work.flops for work in run.plan.works], recompute_only=False)
 
 
-def _recomputed_flops(plan: Plan, *, whole: bool) -> int:
+def _recomputed_flops(run: _Run, *, whole: bool) -> int:
     """Return the FLOPs of all recompute tasks; `whole`: with all scores of causal attention."""
     by_work = [
         sum(op.flops * op.count * (2 if whole and op.causal else 1) for op in work.operations)
-        for work in plan.works
+        for work in run.plan.works
     ]
-    return _sum_of_works(plan, by_work, recompute_only=True)
+    return _sum_of_works(run, by_work, recompute_only=True)
 
 
-def _sum_of_works(plan: Plan, by_work: list[int], *, recompute_only: bool) -> int:
-    total = 0
-    for device in plan.device_plans:
-        table = device.tasks
-        counted = (table.work != NONE) & ((table.kind == TaskKind.R) | (not recompute_only))
-        works, times = np.unique(table.work[counted], return_counts=True)
-        total += sum(by_work[work] * n for work, n in zip(works.tolist(), times.tolist(), strict=True))
-    return total * plan.replicas
+def _sum_of_works(run: _Run, by_work: list[int], *, recompute_only: bool) -> int:
+    tables = [device.tasks for device in run.plan.device_plans]
+    work, kind = (np.concatenate([getattr(table, name) for table in tables]) for name in ("work", "kind"))
+    counted = (work != NONE) & ((kind == TaskKind.R) | (not recompute_only))
+    times = run.counts(work, of=counted, most=len(by_work))
+    return sum(flops * n for flops, n in zip(by_work, times, strict=True)) * run.plan.replicas
 
 
 def _memory(plan: Plan, timeline: Timeline, cost_model: CostModel, *, peaks: list[Peak]) -> dict[str, Any]:
@@ -181,8 +214,8 @@ def _communicator_bytes(plan: Plan, device: DevicePlan, cost_model: CostModel) -
     return in_groups + pairs * cost_model.communicator_bytes(PAIR)
 
 
-def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
-    step_s = timeline.step_time_ns / 1e9
+def _breakdown(run: _Run) -> dict[str, Any]:
+    step_s, attribution = run.step_s, run.attribution
     idle = [label for label in Label if label not in BUSY]
     return {
         "bubble_fraction": _ratio(attribution.mean_s(Label.BUBBLE), step_s),
@@ -192,10 +225,8 @@ def _breakdown(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _ranks(
-    plan: Plan, timeline: Timeline, attribution: Attribution, *, peaks: list[Peak]
-) -> list[dict[str, Any]]:
-    devices = {device.pipeline_rank: device for device in plan.device_plans}
+def _ranks(run: _Run, *, peaks: list[Peak]) -> list[dict[str, Any]]:
+    devices = {device.pipeline_rank: device for device in run.plan.device_plans}
 
     def row(track: RankTrack, busy_ns: int, peak: Peak) -> dict[str, Any]:
         return {
@@ -204,7 +235,7 @@ def _ranks(
             "stages": list(track.stages),
             "busy_s": busy_ns / 1e9,
             "peak_memory_bytes": peak.total_bytes,
-            "peak_at_s": peak.time_ns / 1e9,
+            "peak_at_s": run.time_ns(peak.time_ns) / 1e9,
             "memory_by_class_bytes": peak.by_name(),
             "peak_owners": [
                 {"owner": owner, "bytes": size}
@@ -214,30 +245,29 @@ def _ranks(
             ],
         }
 
-    return [
-        row(*columns) for columns in zip(timeline.tracks, attribution.busy_ns().tolist(), peaks, strict=True)
-    ]
+    busy_ns = run.attribution.busy_ns().tolist()
+    return [row(*columns) for columns in zip(run.timeline.tracks, busy_ns, peaks, strict=True)]
 
 
-def _error_band(timeline: Timeline, workload: Workload) -> dict[str, Any]:
-    prices, counts = workload.prices, _counts(workload)
+def _error_band(run: _Run, workload: Workload) -> dict[str, Any]:
+    prices, counts = workload.prices, _counts(run, workload)
     seconds = math.fsum(prices.seconds * counts)
     low = _ratio(math.fsum(prices.low_s * counts), seconds) if seconds else 1.0
     high = _ratio(math.fsum(prices.high_s * counts), seconds) if seconds else 1.0
-    step_s = timeline.step_time_ns / 1e9
+    step_s = run.step_s
     return {"step_time_low_s": step_s * low, "step_time_high_s": step_s * high, "basis": BAND_BASIS}
 
 
-def _provenance(workload: Workload) -> dict[str, float]:
-    by_name = (workload.prices.provenance_s * _counts(workload)[:, None]).sum(axis=0)
+def _provenance(run: _Run, workload: Workload) -> dict[str, float]:
+    by_name = (workload.prices.provenance_s * _counts(run, workload)[:, None]).sum(axis=0)
     total = float(by_name.sum())
     return {name.value: _ratio(float(s), total) for name, s in zip(PROVENANCES, by_name, strict=True)}
 
 
-def _counts(workload: Workload) -> npt.NDArray[np.int64]:
+def _counts(run: _Run, workload: Workload) -> npt.NDArray[np.int64]:
     """Return how many tasks have each price, int64 [prices]."""
-    price = workload.price[workload.price != NONE]
-    return np.bincount(price, minlength=len(workload.prices.seconds))
+    most = len(workload.prices.seconds)
+    return np.array(run.counts(workload.price, of=workload.price != NONE, most=most), dtype=np.int64)
 
 
 def _warnings(result: dict[str, Any]) -> list[str]:

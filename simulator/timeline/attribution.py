@@ -16,7 +16,7 @@ the wire; host while the next compute task is not yet dispatched; else bubble. W
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -99,6 +99,15 @@ class Attribution:
         """Return, by track, how long its compute stream ran."""
         return self._sum(BUSY)
 
+    def with_copies(self, part: Attribution, *, times: int) -> Attribution:
+        """Return this with what another window of the same tracks says, added several times."""
+        return replace(
+            self,
+            end_ns=self.end_ns + times * (part.end_ns - part.begin_ns),
+            label_ns=self.label_ns + times * part.label_ns,
+            bubble_ns=self.bubble_ns + times * part.bubble_ns,
+        )
+
     def _mean_s(self, by_track: npt.NDArray[np.int64]) -> float:
         total_ns = sum(ns * n for ns, n in zip(by_track.tolist(), self.n_devices.tolist(), strict=True))
         return float(total_ns / int(self.n_devices.sum()) / 1e9)
@@ -110,6 +119,11 @@ class Attribution:
 def attribute(plan: Plan, timeline: Timeline) -> Attribution:
     """Label the last step of a simulated or measured timeline of `plan`."""
     begin, end = timeline.window_ns
+    return attribute_window(plan, timeline, begin=begin, end=end)
+
+
+def attribute_window(plan: Plan, timeline: Timeline, *, begin: int, end: int) -> Attribution:
+    """Label a window of a timeline of `plan`, on all ranks from `begin` to `end`."""
     devices = {device.pipeline_rank: device for device in plan.device_plans}
     rows = [
         _RankView(plan, devices[track.pipeline_rank], track).label_window(begin, end)
