@@ -8,6 +8,7 @@ is priced once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +123,7 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
         no finite number >= 0; PlanError if the step is longer than 2^62 ns.
     """
     stream_starts = _starts([len(device.streams) for device in plan.device_plans])
-    codes = tuple(code for device in plan.device_plans for code in device.codes())
+    codes = tuple(chain.from_iterable(device.codes() for device in plan.device_plans))
     matching = match_tasks(plan)
     device_starts = matching.device_starts
     tables = [device.tasks for device in plan.device_plans]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -321,10 +322,17 @@ class DevicePlan:
     def _before_and_after_microbatch(self, *row: int) -> tuple[str, str]:
         """Return what stands before and after the microbatch in the code of a task."""
         kind, stage, phase, part, bucket, group = row
-        before = TaskName(kind=TaskKind(kind), stage=stage, phase=phase)
         name = self.buckets[bucket].name if bucket != NONE else _norm(group, phase)
-        whole = TaskName(kind=before.kind, stage=stage, phase=phase, part=part, bucket=name)
-        return before.code, whole.code.removeprefix(before.code)
+        return _around_microbatch(kind, stage, phase, part, name)
+
+
+@lru_cache(maxsize=2**15)
+def _around_microbatch(  # noqa: PLR0917 (remembered by what it is called with)
+    kind: int, stage: int, phase: int, part: int, bucket: str
+) -> tuple[str, str]:
+    before = TaskName(kind=TaskKind(kind), stage=stage, phase=phase)
+    whole = TaskName(kind=before.kind, stage=stage, phase=phase, part=part, bucket=bucket)
+    return before.code, whole.code.removeprefix(before.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

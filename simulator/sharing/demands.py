@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cost_models.price import CostModel
 from cost_models.use import CommunicationUse, Machine
 from simulator import rules
+from simulator.distinct import distinct_rows
 from simulator.matching import Matching
 from simulator.plan import NONE, Plan, TaskKind
 from simulator.pricing import COLLECTIVE_OF, PriceTable, Question, transfer_pairs
@@ -185,16 +186,18 @@ def _may_be_full(of_row: Ints, links: Ints, uses: Floats, *, flows: tuple[Ints, 
     """Return the links that flows of several streams, or one alone, can fill."""
     row, driver = flows
     driven = (driver != NONE) & (row != NONE)
-    pairs = np.unique(np.stack([row[driven], driver[driven]]), axis=1)
+    asked = [row[driven], driver[driven]]
+    first, _ = distinct_rows(asked)
+    pairs = np.stack([column[first] for column in asked])
     order = np.argsort(of_row, kind="stable")
     starts = np.searchsorted(of_row[order], np.arange(int(row.max(initial=0)) + 2))
     counts = np.diff(starts)[pairs[0]]
     entry = order[np.repeat(starts[pairs[0]] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())]
     stream = np.repeat(pairs[1], counts)
-    link_and_stream, place = np.unique(np.stack([links[entry], stream]), axis=1, return_inverse=True)
-    largest = np.zeros(link_and_stream.shape[1])
-    np.maximum.at(largest, place.ravel(), uses[entry])
-    numbers, place = np.unique(link_and_stream[0], return_inverse=True)
+    first, place = distinct_rows([links[entry], stream])
+    largest = np.zeros(len(first))
+    np.maximum.at(largest, place, uses[entry])
+    numbers, place = np.unique(links[entry][first], return_inverse=True)
     together = np.bincount(place, weights=largest, minlength=len(numbers))
     return numbers[together > 1.0]
 
