@@ -21,6 +21,7 @@ from cost_models.hardware import ALIASES as GPU_ALIASES
 from cost_models.hardware import GPUS
 from cost_models.read_cluster import read_cluster
 from cost_models.read_gpu import read_gpu
+from cost_models.read_measured import with_table_beside
 from cost_models.stacks import ALIASES as STACK_ALIASES
 from cost_models.stacks import STACKS
 from cost_models.topology import Cluster
@@ -160,7 +161,9 @@ def _stack(path: Path) -> Stack:
 
 
 def _content(path: Path, folder: _Folder, *, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    content = dict(_catalogue_file(path) if path.is_relative_to(_PACKAGE) else read_yaml(path))
+    content = with_table_beside(
+        _catalogue_file(path) if path.is_relative_to(_PACKAGE) else read_yaml(path), path
+    )
     where = _shown(path)
     if content.get("schema_version") != SCHEMA_VERSION or isinstance(content["schema_version"], bool):
         raise CostModelError(

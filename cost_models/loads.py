@@ -25,8 +25,8 @@ import numpy.typing as npt
 from cost_models.errors import CostModelError
 from cost_models.layout import Flags, Ints, Layout
 from cost_models.links import Links
-from cost_models.models.collectives import Collectives, bus_factor
-from cost_models.price import CollectiveKind
+from cost_models.models.collectives import Collectives
+from cost_models.price import CollectiveKind, bus_factor
 from cost_models.topology import Cluster
 from cost_models.use import CommunicationUse, LinkKind
 
@@ -76,7 +76,7 @@ class Loads:
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, members: Ints) -> CommunicationUse:
         """Return what a collective of several sets of ranks holds; members: int64 [sets, n]."""
-        layout = Layout(self._checked(members), self.cluster.gpus_per_node)
+        layout = Layout(self._checked(members), self.cluster.domain_gpus)
         entries = _Entries(self.links)
         if layout.num_ranks == 1:
             return entries.use(latency_s=0.0, processors=0, memory_bytes=0)
@@ -97,7 +97,8 @@ class Loads:
             messages = layout.num_ranks - 1
         else:
             switched = self._switched(kind, layout)
-            self._add_ring(entries, layout, switched, sizes=(bus_bytes, size_bytes))
+            outside = self._outside(kind, layout, switched, sizes=(bus_bytes, size_bytes))
+            self._add_ring(entries, layout, switched, sizes=(bus_bytes, size_bytes), outside=outside)
             channels = self._ring_channels(layout, switched)
             if switched.any():
                 memory_bytes = 2.0 * size_bytes
@@ -151,10 +152,21 @@ class Loads:
         switched: Flags = where & able & (layout.most >= self.cluster.in_switch_from)
         return switched
 
+    def _outside(
+        self, kind: CollectiveKind, layout: Layout, switched: Flags, *, sizes: tuple[float, float]
+    ) -> Floats:
+        """Return the bytes that each set sends out of a node: [sets]; sizes: bus bytes, bytes."""
+        bus_bytes, size_bytes = sizes
+        once = switched
+        for spread in layout.spreads(shift=False):
+            if spread.num_nodes > 1 and self._collectives.tree_is_faster(kind, size_bytes, spread):
+                once = once | (layout.num_nodes == spread.num_nodes)
+        return np.where(once, size_bytes, bus_bytes)
+
     def _add_messages(self, entries: _Entries, source: Ints, target: Ints, *, size_bytes: float) -> Flags:
         """Add one message from each source to its target; return which stay inside a node."""
         from_node, to_node = source // self.cluster.gpus_per_node, target // self.cluster.gpus_per_node
-        near: Flags = from_node == to_node
+        near: Flags = source // self.cluster.domain_gpus == target // self.cluster.domain_gpus
         entries.add_ports(source[near], size_bytes, into=target[near])
         if not near.all():
             entries.add_rails(source[~near], size_bytes, into=target[~near])
@@ -162,9 +174,19 @@ class Loads:
         return near
 
     def _add_ring(
-        self, entries: _Entries, layout: Layout, switched: Flags, *, sizes: tuple[float, float]
+        self,
+        entries: _Entries,
+        layout: Layout,
+        switched: Flags,
+        *,
+        sizes: tuple[float, float],
+        outside: Floats,
     ) -> None:
-        """Add rings and reductions in the switch; sizes: bus bytes, bytes; [Note: bytes over links]."""
+        """Add rings, trees and reductions in the switch; sizes: bus bytes, bytes; [Note: bytes over links].
+
+        Args:
+            outside: bytes that each set sends out of a node, [sets].
+        """
         remote = layout.num_nodes > 1
         far, reduced, here = layout.per_member(remote), layout.per_member(switched), layout.here
         bus_bytes, size_bytes = sizes
@@ -172,10 +194,14 @@ class Loads:
         together = here > 1
         entries.add_ports(layout.flat[together], inside[together])
         if remote.any():
-            outside = np.where(switched, size_bytes, bus_bytes)
-            entries.add_rails(layout.flat[far], (np.repeat(outside, layout.num_ranks) / here)[far])
-            of, node, following = layout.neighbours(remote)
-            entries.add_uplinks(node, outside[of], into=following)
+            part = (np.repeat(outside, layout.num_ranks) / here)[far]
+            entries.add_rails(layout.flat[far], part)
+            if self.cluster.domain_gpus == self.cluster.gpus_per_node:
+                of, node, following = layout.neighbours(remote)
+                entries.add_uplinks(node, outside[of], into=following)
+            else:  # a domain receives as much as it sends, by the nodes of the same members
+                nodes = layout.flat[far] // self.cluster.gpus_per_node
+                entries.add_uplinks(nodes, part, into=nodes)
 
     def _add_all_to_all(self, entries: _Entries, layout: Layout, *, size_bytes: float) -> None:
         part, here = size_bytes / layout.num_ranks, layout.here

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from cost_models.ops import Operation
 
@@ -38,6 +38,19 @@ class CollectiveKind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"  # the whole input
     ALL_TO_ALL = "all_to_all"  # the send buffer of one rank
     RING_SHIFT = "ring_shift"  # what one rank sends to the next; the last sends to the first
+
+
+def bus_factor(kind: CollectiveKind, num_ranks: int) -> float:
+    """Return bus bytes over `size_bytes`: what every link of a ring carries (nccl-tests PERFORMANCE.md)."""
+    match kind:
+        case CollectiveKind.ALL_REDUCE:
+            return 2 * (num_ranks - 1) / num_ranks
+        case CollectiveKind.ALL_GATHER | CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
+            return (num_ranks - 1) / num_ranks
+        case CollectiveKind.RING_SHIFT:
+            return 1.0
+        case _:
+            assert_never(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

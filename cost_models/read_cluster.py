@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 from cost_models.errors import CostModelError
 from cost_models.gpu import Gpu
-from cost_models.price import CollectiveKind, Provenance
+from cost_models.measured import Measured
+from cost_models.price import CollectiveKind, Provenance, bus_factor
 from cost_models.read_gpu import provenance
+from cost_models.read_measured import TRANSFER, read_table
 from cost_models.topology import Channels, Cluster, Communicators, Curve, InterNode, LinkSpec, Spine
 from cost_models.yaml_file import Section
 
@@ -22,11 +25,14 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
     keys = (
         "schema_version", "name", "description", "gpu", "gpus_per_node", "max_nodes", "eager_limit",
         "communicators", "intra", "intra_collectives", "inter", "inter_collectives", "channels", "host",
+        "domain",
     )  # fmt: skip
     file = Section(content, where=where, keys=keys)
     link = file.section("intra", ("bandwidth", "latency"))
     kinds = tuple(kind.value for kind in _CURVED)
-    intra = file.section("intra_collectives", (*kinds, "transfer", "in_switch", "provenance"))
+    intra = file.section(
+        "intra_collectives", (*kinds, "transfer", "in_switch", "provenance", "table", "table_error")
+    )
     sizes = file.section("communicators", ("pair", "group"))
     sections = (
         "communicators",
@@ -36,8 +42,9 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         "inter_collectives",
         "channels",
         "host",
+        "domain",
     )
-    basis = provenance(intra)
+    curves, in_switch, transfer = _curves(intra)
     return Cluster(
         name=file.text("name"),
         description=file.text("description"),
@@ -45,10 +52,10 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         gpus_per_node=file.integer("gpus_per_node"),
         max_nodes=file.integer("max_nodes") if "max_nodes" in file else None,
         intra=LinkSpec(bandwidth_bytes_per_s=link.rate("bandwidth"), latency_s=link.seconds("latency")),
-        curves={kind: _curve(intra.section(kind.value, _CURVE, sourced=False), basis) for kind in _CURVED},
-        in_switch=_curve(_in_switch(intra), basis) if "in_switch" in intra else None,
-        in_switch_from=_in_switch(intra).integer("from_ranks") if "in_switch" in intra else 0,
-        transfer_curve=_curve(intra.section("transfer", _CURVE, sourced=False), basis),
+        curves=curves,
+        in_switch=in_switch,
+        in_switch_from=_switch_from(intra),
+        transfer_curve=transfer,
         inter=_inter(file) if "inter" in file else None,
         eager_limit_bytes=file.size("eager_limit", zero_ok=True),
         communicators=Communicators(
@@ -58,13 +65,64 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         gpus_per_host_link=(
             file.section("host", ("gpus_per_link",)).integer("gpus_per_link") if "host" in file else 1
         ),
+        gpus_per_domain=file.section("domain", ("gpus",)).integer("gpus") if "domain" in file else None,
         sources={"cluster": file.source}
         | {name: content[name]["source"] for name in sections if name in file},
     )
 
 
-def _in_switch(intra: Section) -> Section:
-    return intra.section("in_switch", (*_CURVE, "from_ranks"), sourced=False)
+def _curves(intra: Section) -> tuple[dict[CollectiveKind, Curve], Curve | None, Curve]:
+    """Return the curves of collectives, of reduction in the switch, and of transfers, with measured times."""
+    basis, switch_from, measured = provenance(intra), _switch_from(intra), _by_bus_bytes(intra)
+    reduced = measured.get(CollectiveKind.ALL_REDUCE.value)
+    in_switch = None
+    if switch_from:
+        switch = intra.section("in_switch", (*_CURVE, "from_ranks"), sourced=False)
+        in_switch = replace(_curve(switch, basis), measured=_of(reduced, lambda ranks: ranks >= switch_from))
+        measured[CollectiveKind.ALL_REDUCE.value] = _of(reduced, lambda ranks: ranks < switch_from)
+    curves: dict[CollectiveKind, Curve] = {
+        kind: replace(
+            _curve(intra.section(kind.value, _CURVE, sourced=False), basis), measured=measured.get(kind.value)
+        )
+        for kind in _CURVED
+    }
+    transfer = _curve(intra.section(TRANSFER, _CURVE, sourced=False), basis)
+    return curves, in_switch, replace(transfer, measured=measured.get(TRANSFER))
+
+
+def _by_bus_bytes(intra: Section) -> dict[str, Measured | None]:
+    """Return the measured times inside a node, by operation and bus bytes."""
+    return {
+        op: replace(
+            found,
+            series={
+                group: replace(
+                    each, sizes_bytes=tuple(size * _bus(op, group[1]) for size in each.sizes_bytes)
+                )
+                for group, each in found.series.items()
+            },
+        )
+        for op, found in read_table(intra, several_nodes=False).items()
+    }
+
+
+def _bus(op: str, num_ranks: int) -> float:
+    return 1.0 if op == TRANSFER else bus_factor(CollectiveKind(op), num_ranks)
+
+
+def _of(measured: Measured | None, chosen: Callable[[int], bool]) -> Measured | None:
+    """Return the series of the numbers of ranks that are `chosen`, None if there are none."""
+    if measured is None:
+        return None
+    series = {group: each for group, each in measured.series.items() if chosen(group[1])}
+    return replace(measured, series=series) if series else None
+
+
+def _switch_from(intra: Section) -> int:
+    """Return the smallest group whose all-reduce the switch reduces, 0 without one."""
+    if "in_switch" not in intra:
+        return 0
+    return intra.section("in_switch", (*_CURVE, "from_ranks"), sourced=False).integer("from_ranks")
 
 
 def _curve(section: Section, basis: Provenance) -> Curve:
@@ -99,7 +157,7 @@ def _inter(file: Section) -> InterNode:
     keys = (
         "ring_efficiency", "all_to_all_efficiency", "transfer_efficiency", "ring_latency", "tree_latency",
         "peer_latency", "protocol_switch", "two_node_tree", "large_from", "large_error", "small_error",
-        "provenance",
+        "provenance", "table", "table_error",
     )  # fmt: skip
     section = file.section("inter_collectives", keys)
     return InterNode(
@@ -118,6 +176,7 @@ def _inter(file: Section) -> InterNode:
         small_error=section.error("small_error"),
         provenance=provenance(section),
         spine=_spine(link) if "spine" in link else None,
+        measured=read_table(section, several_nodes=True),
     )
 
 

@@ -1,16 +1,23 @@
 """`Cluster`: devices in nodes, two tiers of links, and where a group of ranks lies on them.
 
 Ranks fill nodes in order: rank r is on node r // gpus_per_node.
+
+[Note: domains]
+A domain is what one switch of NVLink connects: mostly a node, in a rack of 72 GPUs many nodes. Groups lie
+inside a domain or over several; network interfaces and the host belong to nodes. Ranks fill domains in order,
+`gpus_per_domain` to each: schedulers place jobs in equal parts of racks, 64 of 72 GPUs.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cost_models.errors import CostModelError, require_positive
 from cost_models.gpu import Gpu
+from cost_models.measured import Measured
 from cost_models.price import CollectiveKind, Provenance
 
 
@@ -43,6 +50,7 @@ class Curve:
         bandwidth_bytes_per_s: reached by very large messages.
         error: see [Note: error of a figure] in `gpu.py`.
         provenance: of these figures.
+        measured: times by bus bytes, which go before the formula, or None.
     """
 
     base_s: float
@@ -51,6 +59,16 @@ class Curve:
     bandwidth_bytes_per_s: float
     error: float
     provenance: Provenance
+    measured: Measured | None = None
+
+    def latency_s(self, num_ranks: int) -> float:
+        """Return the time of no bytes by the formula."""
+        return self.base_s + self.per_rank_s * num_ranks if num_ranks > 1 else 0.0
+
+    def seconds(self, bus_bytes: float, num_ranks: int) -> float:
+        """Return the time by the formula."""
+        root_s = self.sqrt_s * math.sqrt(bus_bytes)
+        return self.latency_s(num_ranks) + root_s + bus_bytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +131,13 @@ class InterNode:
         tree_latency_s: per doubling of the nodes (all-reduce).
         peer_latency_s: per remote member (all-to-all).
         protocol_switch_bytes: where the second latency of each pair holds.
-        two_node_tree: an all-reduce reduced in the switch goes over two nodes as a tree, which sends
-            each byte once through the network instead of twice.
+        two_node_tree: an all-reduce goes over two nodes as a tree where that is faster, which sends each
+            byte once through the network instead of twice.
         large_bytes: messages from here on have `large_error`, smaller ones `small_error`.
         provenance: of these figures.
         spine: what leaf switches have to share, or None (every node has its full bandwidth to every other).
+        measured: times by operation (`CollectiveKind`, or "transfer") of groups with as many members on each
+            node, which go before the formulas.
     """
 
     nics_per_node: int
@@ -135,6 +155,7 @@ class InterNode:
     small_error: float
     provenance: Provenance
     spine: Spine | None = None
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +173,7 @@ class Communicators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Where a group lies: how many members on how many nodes.
+    """Where a group lies: how many members on how many nodes ([Note: domains]: on how many domains).
 
     Args:
         num_ranks: members.
@@ -179,16 +200,17 @@ class Cluster:
         gpu: every device.
         gpus_per_node: devices of a node, all on one switch.
         max_nodes: how many nodes there are, or None (any number).
-        intra: link of one device inside its node.
-        curves: collectives inside a node; a ring shift follows `transfer_curve`.
+        intra: link of one device inside its domain.
+        curves: collectives inside a domain; a ring shift follows `transfer_curve`.
         in_switch: all-reduce with reduction in the switch (NVLS), or None.
         in_switch_from: smallest group that uses it.
-        transfer_curve: point-to-point inside a node.
+        transfer_curve: point-to-point inside a domain.
         inter: the network, or None (one node).
         eager_limit_bytes: largest message that a send hands over without waiting for its receive.
         communicators: memory per communicator.
         channels: processors of communication.
         gpus_per_host_link: devices that share one link to the host.
+        gpus_per_domain: devices of a job in one domain, a multiple of `gpus_per_node`; None: one node.
         sources: where the figures of each section come from.
     """
 
@@ -207,9 +229,26 @@ class Cluster:
     communicators: Communicators
     channels: Channels = field(default_factory=Channels)
     gpus_per_host_link: int = 1
+    gpus_per_domain: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.domain_gpus % self.gpus_per_node:
+            raise _error(
+                self.name,
+                "domain.gpus",
+                self.domain_gpus,
+                rule=f"must be a multiple of the {self.gpus_per_node} GPUs of a node",
+                fix="say how many GPUs of a job one switch connects",
+            )
+        if self.inter is not None and self.inter.spine is not None and self.domain_gpus != self.gpus_per_node:
+            raise _error(
+                self.name,
+                "inter.spine",
+                self.inter.spine,
+                rule="cannot be told where a domain holds several nodes",
+                fix="leave spine or domain out",
+            )
         if self.inter is None and self.max_nodes != 1:
             raise _error(
                 self.name,
@@ -241,6 +280,11 @@ class Cluster:
         """Return how many devices there are, or None (any number)."""
         return None if self.max_nodes is None else self.max_nodes * self.gpus_per_node
 
+    @property
+    def domain_gpus(self) -> int:
+        """Return the devices of a job in one domain."""
+        return self.gpus_per_domain or self.gpus_per_node
+
     def require_gpus(self, gpus: int, *, where: str = "cluster") -> None:
         """Raise CostModelError if a job of `gpus` devices is larger than the cluster."""
         if self.max_gpus is not None and gpus > self.max_gpus:
@@ -261,12 +305,16 @@ class Cluster:
             raise _error(self.name, "rank", rank, rule=f"must be >= 0{last}", fix=fix)
         return rank // self.gpus_per_node
 
+    def domain(self, rank: int) -> int:
+        """Return the domain of `rank`; CostModelError if there is no such rank."""
+        return self.node(rank) * self.gpus_per_node // self.domain_gpus
+
     def spread(self, ranks: Sequence[int]) -> Spread:
         """Return where the group `ranks` lies; CostModelError if it is empty or names a rank twice."""
         if not ranks or len(set(ranks)) != len(ranks):
             fix = "name every member once"
             raise _error(self.name, "ranks", list(ranks), rule="must be distinct, at least one", fix=fix)
-        nodes = [self.node(rank) for rank in ranks]
+        nodes = [self.domain(rank) for rank in ranks]
         members = Counter(nodes).values()
         following = [*nodes[1:], nodes[0]]
         leaving = Counter(node for node, then in zip(nodes, following, strict=True) if node != then)
@@ -290,7 +338,7 @@ class Cluster:
         ranks = np.asarray(members, dtype=np.int64).reshape(len(members), -1)
         for rank in (int(ranks.min(initial=0)), int(ranks.max(initial=0))):
             self.node(rank)
-        nodes = ranks // self.gpus_per_node
+        nodes = ranks // self.domain_gpus
         steps = nodes - nodes[:, :1]
         first = {row.tobytes(): number for number, row in reversed([*enumerate(steps)])}
         return [members[number] for number in sorted(first.values())]

@@ -140,13 +140,13 @@ def test_what_is_taken_over_from_another_gpu_says_so_and_is_less_certain(new, me
 @pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "local-cpu"])
 def test_links_of_clusters_are_plausible(name):
     cluster = cost_models.load_cluster(name)
-    assert cluster.gpus_per_node in {4, 8, 16, 72}
+    assert cluster.gpus_per_node in {4, 8, 16}
     assert 30e9 <= cluster.intra.bandwidth_bytes_per_s <= 900e9
     assert 1.5e9 <= cluster.network_share(1) <= 100e9
     slow = "pcie" in cluster.sources["intra"].lower() or "bridge" in cluster.sources["intra"]
     for curve in (*cluster.curves.values(), cluster.transfer_curve):
         share = curve.bandwidth_bytes_per_s / cluster.intra.bandwidth_bytes_per_s
-        assert (0.03 if slow else 0.3) <= share <= 1
+        assert (0.03 if slow else 0.25) <= share <= 1
 
 
 def test_figures_of_a_section_are_taken_over_with_both_sources():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cost_models import CollectiveKind, LinkKind, UnitCostModel, cluster_cost_model, load_cluster
 from cost_models.errors import CostModelError
 from cost_models.loads import Loads
-from cost_models.models.collectives import bus_factor
+from cost_models.price import bus_factor
 from cost_models.topology import Spine
 
 DGX = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"]
@@ -23,13 +23,15 @@ IN = [LinkKind.PORT_IN, LinkKind.RAIL_IN, LinkKind.UPLINK_IN, LinkKind.LEAF_IN, 
 def two_by_two(**changes):
     """Return two nodes of two H100 with an interface each, rings only."""
     cluster = load_cluster("dgx-h100")
-    network = replace(cluster.network(), nics_per_node=2, **changes)
+    network = replace(cluster.network(), nics_per_node=2, two_node_tree=False, **changes)
     return replace(cluster, gpus_per_node=2, inter=network, in_switch=None)
 
 
 def in_pairs(cluster):
     """Return the same cluster, where the switch reduces for two members already."""
-    return replace(cluster, in_switch=load_cluster("dgx-h100").in_switch, in_switch_from=2)
+    h100 = load_cluster("dgx-h100")
+    network = replace(cluster.network(), two_node_tree=True)
+    return replace(cluster, in_switch=h100.in_switch, in_switch_from=2, inter=network)
 
 
 def crossing(loads, use):
