@@ -12,6 +12,7 @@ from cost_models.models.host_copy import HostCopy
 from cost_models.models.roofline import Roofline
 from cost_models.ops import Operation
 from cost_models.price import CollectiveKind, Price
+from cost_models.shapes import MeasuredRoofline
 from cost_models.topology import Cluster
 from cost_models.use import CommunicationUse, Machine, OperationUse
 
@@ -33,7 +34,7 @@ class ClusterCostModel:
     def __init__(self, cluster: Cluster, stack: Stack) -> None:
         self.cluster = cluster
         self.stack = stack
-        self._roofline = Roofline(cluster.gpu, attention_kernel=stack.attention_kernel)
+        self._roofline = MeasuredRoofline(Roofline(cluster.gpu, attention_kernel=stack.attention_kernel))
         self._collectives = Collectives(cluster)
         self._host_copy = HostCopy(cluster.gpu)
         self._operations: dict[Operation, Price] = {}

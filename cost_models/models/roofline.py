@@ -25,7 +25,7 @@ _TILE = 128
 """Rows and columns of one thread block of a large matmul (cuBLAS and CUTLASS: 128 x 128 to 256 x 128)."""
 
 _ALIGNED_BYTES = 16
-"""Where rows begin for the fast tensor core kernels (NVIDIA's matrix multiplication guide)."""
+"""Where rows must begin for the fast tensor core kernels (NVIDIA's matrix multiplication guide)."""
 
 _TOUCHED_PER_ROW = 3
 """How often an embedding gradient moves a row: read the gradient, read and write the entry of the table."""
@@ -52,6 +52,14 @@ class Kernel:
         seconds = self.processor_s + self.memory_s + self.latency_s
         return band(seconds, error=self.error, provenance=self.provenance)
 
+    def use(self, operation: Operation) -> OperationUse:
+        """Return which term of the roofline bounds the kernel of `operation`."""
+        return OperationUse(
+            processor_s=self.processor_s,
+            memory_s=self.memory_s,
+            memory_bytes=float(operation.bytes) if self.memory_s > 0 else 0.0,
+        )
+
 
 class Roofline:
     """Prices operations on one device.
@@ -63,7 +71,7 @@ class Roofline:
 
     def __init__(self, gpu: Gpu, *, attention_kernel: str = FITTED) -> None:
         self.gpu = gpu
-        self._attention_kernel = gpu.attention.kernel(attention_kernel)
+        self.attention_kernel = gpu.attention.kernel(attention_kernel)
 
     def operation(self, operation: Operation) -> Price:
         """Price one kernel (not `count` of them).
@@ -74,13 +82,7 @@ class Roofline:
 
     def operation_use(self, operation: Operation) -> OperationUse:
         """Return which term of the roofline bounds one kernel; raises as `alone`."""
-        alone = self.alone(operation)
-        by_memory = alone.memory_s > 0
-        return OperationUse(
-            processor_s=alone.processor_s,
-            memory_s=alone.memory_s,
-            memory_bytes=float(operation.bytes) if by_memory else 0.0,
-        )
+        return self.alone(operation).use(operation)
 
     def alone(self, operation: Operation) -> Kernel:
         """Return the time of one kernel and what bounds it.
@@ -149,7 +151,7 @@ class Roofline:
 
     def _attention(self, operation: Operation) -> Kernel:
         batch, heads, _, seq_q, seq_kv, head_dim = _shape(operation, 6)
-        spec, kernel = self.gpu.attention, self._attention_kernel
+        spec, kernel = self.gpu.attention, self.attention_kernel
         of_head = kernel.head64_factor + (1 - kernel.head64_factor) * (head_dim - _HEAD_64) / (
             _HEAD_128 - _HEAD_64
         )
