@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import nearest, require_known, require_positive, require_positive_int
 from cost_models.ops import DTYPE_BYTES, OPERAND_BITS, kept_dtype
-from piper.compiler import compile_graph
+from piper.compiler.compile import CompiledGraph, rewritten
+from piper.directives import Order
 from piper.errors import JobError
 from piper.graph import CapturedModel, build_graph
 from piper.laps import Clock
-from piper.shortened import simulate_short, with_microbatches
+from piper.shortened import TOLERANCE, simulate_short, takes_other_counts, with_microbatches
 from piper.strategy import Resolved, Strategy, complete, resolve
+from piper.workbench import Workbench
 
 if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
@@ -135,6 +137,7 @@ class PreparedJob:
         cluster, cost_model: the hardware and its prices.
         defaults: what was assumed, by name.
         timings_s: seconds per phase.
+        bench: what plans share.
     """
 
     job: Job
@@ -145,6 +148,7 @@ class PreparedJob:
     cost_model: ClusterCostModel
     defaults: dict[str, object]
     timings_s: dict[str, float]
+    bench: Workbench
 
     def plan(
         self,
@@ -165,6 +169,7 @@ class PreparedJob:
             on_pass=on_pass,
             verified=verified,
             notices=shape.notices if shape is not None else (),
+            bench=self.bench,
         )
 
     def compiled(self, plan: Plan, *, timings_s: dict[str, float]) -> CompiledJob:
@@ -181,8 +186,8 @@ class PreparedJob:
         )
 
 
-def prepare(job: Job) -> PreparedJob:
-    """Return a job with its model and hardware.
+def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
+    """Return a job with its model and hardware; `bench`: what it shares with other jobs.
 
     Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
     """
@@ -191,8 +196,13 @@ def prepare(job: Job) -> PreparedJob:
 
     clock = Clock()
     _check_options(job)
-    source = find_model(job.model)
-    cluster, cost_model = load_hardware(job.cluster, job.stack, recipe=job.recipe, settings=job.settings)
+    bench = bench or Workbench()
+    source = bench.once("source", job.model, lambda: find_model(job.model))
+    cluster, cost_model = bench.once(
+        "hardware",
+        (job.cluster, job.stack, job.recipe, job.settings),
+        lambda: load_hardware(job.cluster, job.stack, recipe=job.recipe, settings=job.settings),
+    )
     defaults: dict[str, object] = {}
     seq_len = seq_len_of(job, source)
     if job.seq_len is None:
@@ -209,7 +219,7 @@ def prepare(job: Job) -> PreparedJob:
     require_cluster_holds(cluster, resolved.gpus)
     clock.lap("resolve")
     models = [
-        captured(job, source, cost_model, micro_batch=size, seq_len=seq_len)
+        captured(job, source, cost_model, micro_batch=size, seq_len=seq_len, bench=bench)
         for size in resolved.captured_sizes
     ]
     clock.lap("capture")
@@ -222,6 +232,7 @@ def prepare(job: Job) -> PreparedJob:
         cost_model=cost_model,
         defaults=defaults | dict(resolved.defaults) | _assumed(job),
         timings_s=clock.laps_s,
+        bench=bench,
     )
 
 
@@ -248,30 +259,47 @@ def compile_resolved(
     on_pass: Callable[[str, str], None] | None = None,
     verified: bool = True,
     notices: tuple[str, ...] = (),
+    bench: Workbench | None = None,
 ) -> Plan:
     """Return the plan of a resolved strategy over a model captured at each microbatch size.
 
-    `notices`: what the plan should say of the model.
+    Args:
+        resolved: the strategy.
+        models: at each of its `captured_sizes`.
+        job: the training around it.
+        on_pass, verified: of `compile_graph`.
+        notices: what the plan should say of the model.
+        bench: keeps graphs for jobs that differ from this one in the number of microbatches only.
     """
     stages, directives = complete(resolved, models[0])
-    graph = build_graph(
-        models,
-        stages,
-        replica_batch=resolved.replica_batch,
-        dtype=job.dtype,
-        optimizer=job.optimizer,
-        clip_grad_norm=job.clip_grad_norm,
-        states=resolved.habits.states(job.dtype),
-        gathers_overlap=resolved.habits.gathers_overlap is True,
-    )
-    return compile_graph(
-        graph,
-        directives,
-        strategy=str(resolved.shorthand),
-        notices=(*notices, *models[0].notices, *resolved.notices, *_unused(models[0])),
-        on_pass=on_pass,
-        verified=verified,
-    )
+    states, overlap = resolved.habits.states(job.dtype), resolved.habits.gathers_overlap is True
+    said = (*notices, *models[0].notices, *resolved.notices, *_unused(models[0]))
+    strategy = str(resolved.shorthand)
+
+    def rewrite() -> CompiledGraph:
+        graph = build_graph(
+            models,
+            stages,
+            replica_batch=resolved.replica_batch,
+            dtype=job.dtype,
+            optimizer=job.optimizer,
+            clip_grad_norm=job.clip_grad_norm,
+            states=states,
+            gathers_overlap=overlap,
+        )
+        return rewritten(
+            graph, directives, strategy=strategy, notices=said, on_pass=on_pass, verified=verified
+        )
+
+    if bench is None or on_pass is not None or not takes_other_counts(resolved):
+        return rewrite().plan()
+    key = (
+        # A graph that is kept keeps its models, so that no other ones have their ids.
+        *(id(model) for model in models), stages, *(d for d in directives if not isinstance(d, Order)),
+        resolved.schedule, strategy, job.dtype, job.optimizer, job.clip_grad_norm, states, overlap,
+    )  # fmt: skip
+    graph = bench.once("graph", key, rewrite)
+    return graph.with_batch(resolved.sizes, directives=directives, notices=said)
 
 
 def _unused(model: CapturedModel) -> tuple[str, ...]:
@@ -291,6 +319,9 @@ def predict(
     engine: str = "auto",
     jitter: Jitter | None = None,
     microbatches: str = "all",
+    tolerance: float = TOLERANCE,
+    verified: bool = True,
+    bench: Workbench | None = None,
 ) -> Prediction:
     """Compile and simulate a job; `result` has every key of the contract, and `jitter` if that is given.
 
@@ -300,24 +331,28 @@ def predict(
         jitter: how ranks differ.
         microbatches: "all", or "auto": where a job repeats itself, plan and timeline are those of a job with
             fewer microbatches, and `result` (which says so) is that of the whole job (`piper.shortened`).
+        tolerance: largest error of the step time that this may make, relative.
+        verified: check our invariants while the job is compiled.
+        bench: what this prediction shares with others.
     """
     require_known(microbatches, ["all", "auto"], where="predict", field="microbatches", error=JobError)
     clauses = _clauses(jitter)
-    prepared = prepare(job)
+    prepared = prepare(job, bench=bench)
     if microbatches == "auto" and jitter is None:
         short = simulate_short(
             prepared.resolved,
-            lambda count: prepared.plan(microbatches=count),
+            lambda count: prepared.plan(microbatches=count, verified=verified),
             prepared.cost_model,
             steps=steps,
             engine=engine,
             convention=job.mfu_convention,
+            tolerance=tolerance,
         )
         if short is not None:
             compiled = prepared.compiled(short.plan, timings_s={})
             return _prediction(compiled, short.timeline, short.result)
     clock = Clock()
-    plan = prepared.plan()
+    plan = prepared.plan(verified=verified)
     clock.lap("compile")
     compiled = prepared.compiled(plan, timings_s=clock.laps_s)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": job.mfu_convention}
@@ -476,7 +511,13 @@ def seq_len_of(job: Job, source: ModelSource) -> int:
 
 
 def captured(
-    job: Job, source: ModelSource, cost_model: ClusterCostModel, *, micro_batch: int, seq_len: int
+    job: Job,
+    source: ModelSource,
+    cost_model: ClusterCostModel,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    bench: Workbench,
 ) -> CapturedModel:
     """Return the model of a job at one microbatch size, for the kernels of its stack, recipe and device.
 
@@ -490,9 +531,13 @@ def captured(
     low = job.dtype in OPERAND_BITS
     if low:
         cost_model.cluster.gpu.peak(job.dtype)
-    dtype = kept_dtype(job.dtype)
-    model = capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
-    return in_low_precision(model, job.dtype) if low else model
+
+    def make() -> CapturedModel:
+        dtype = kept_dtype(job.dtype)
+        model = capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
+        return in_low_precision(model, job.dtype) if low else model
+
+    return bench.once("capture", (job.model, micro_batch, seq_len, job.dtype, kernels), make)
 
 
 def _assumed(job: Job) -> dict[str, object]:

@@ -46,6 +46,9 @@ PERIODS: dict[str, Callable[[int], int]] = {
 """Schedules that repeat themselves, and after how many microbatches on so many pipeline ranks. Others run all
 forwards before all backwards, number microbatches from both ends, or weigh what passes cost."""
 
+SAME_KINDS = frozenset({*PERIODS, "gpipe", "looped_bfs", "zb_1p", "zb_2p", "zbv"})
+"""Schedules with the same passes on the same ranks for all numbers of microbatches."""
+
 _ROUNDS_TO_SETTLE = 3
 _PERIODS_TO_SEE = 2
 """Of the first short plan: pp microbatches each, and periods beyond them (found by trying: 1F1B on 2 to 16
@@ -63,6 +66,12 @@ def period_of(resolved: Resolved) -> int | None:
     if period_on is None or len(resolved.sizes) % period_on(resolved.pp):
         return None
     return period_on(resolved.pp)
+
+
+def takes_other_counts(resolved: Resolved) -> bool:
+    """Return whether all but the order of a job stays with other numbers of microbatches."""
+    known = not resolved.strategy.directives and resolved.schedule in SAME_KINDS
+    return known and len(set(resolved.sizes)) == 1
 
 
 def short_counts(resolved: Resolved) -> Iterator[int]:
@@ -152,8 +161,11 @@ def _repetition(resolved: Resolved, plan: Plan, timeline: Timeline, *, tolerance
 
     number = plan.training.num_microbatches
     left_out = len(resolved.sizes) - number
-    # Equal stages may wait for each other in turn, so that only what a whole pipeline holds is a period.
-    for period in sorted({period_of(resolved) or resolved.pp, resolved.pp}):
+    # Equal stages may wait for each other in turn, so that only what a whole pipeline holds is a period; and
+    # where contention never settles quite, the mean of many microbatches differs less.
+    longest = (number - resolved.pp) // 2
+    rounds = [length for length in range(resolved.pp, longest + 1, resolved.pp) if left_out % length == 0]
+    for period in sorted({period_of(resolved) or resolved.pp, *rounds}):
         found = find_repetition(
             plan,
             timeline,

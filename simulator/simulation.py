@@ -13,6 +13,7 @@ from simulator.engines import EngineRun, choose_engine, load_engine
 from simulator.errors import PlanError
 from simulator.memory import memory_curve
 from simulator.plan import DevicePlan, Plan
+from simulator.plan.codes import Codes
 from simulator.timeline.timeline import RankTrack, Timeline
 from simulator.workload import Workload, build_workload, require_in_range
 
@@ -92,12 +93,21 @@ def _track(plan: Plan, workload: Workload, done: EngineRun, *, number: int) -> R
         done.tasks(first, last),
         rank=plan.mesh.ranks(pp=device.pipeline_rank)[0] if len(plan.device_plans) > 1 else 0,
         n_devices=workload.n_devices,
-        codes=workload.codes[first:last],
+        codes=_codes(workload, number),
     )
 
 
+def _codes(workload: Workload, number: int) -> Sequence[str]:
+    """Return the codes of one device plan, made when somebody looks at them if that is so in the workload."""
+    codes = workload.codes
+    if isinstance(codes, Codes):
+        return codes.of_device(number)
+    first, last = workload.device_starts[number : number + 2].tolist()
+    return codes[first:last]
+
+
 def rank_track(
-    device: DevicePlan, done: EngineRun, *, rank: int, n_devices: int, codes: tuple[str, ...]
+    device: DevicePlan, done: EngineRun, *, rank: int, n_devices: int, codes: Sequence[str]
 ) -> RankTrack:
     """Return the track of a rank, whose tasks are those of `device`, from their times."""
     num_steps, num_tasks = done.end_ns.shape

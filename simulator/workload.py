@@ -7,8 +7,8 @@ is priced once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from simulator.errors import PlanError
 from simulator.host import host_waits
 from simulator.matching import Matching, match_tasks
 from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, IndexLists, Plan
+from simulator.plan.codes import Codes
 from simulator.pricing import PriceTable, price_tasks, whole_ns
 from simulator.sharing import Sharing
 from simulator.sharing.demands import share
@@ -79,7 +80,7 @@ class Workload:
     members: IndexLists
     price: Ints
     prices: PriceTable
-    codes: tuple[str, ...]
+    codes: Sequence[str]
     pipeline_rank: Ints
     n_devices: int
     sharing: Sharing | None = None
@@ -123,7 +124,6 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
         no finite number >= 0; PlanError if the step is longer than 2^62 ns.
     """
     stream_starts = _starts([len(device.streams) for device in plan.device_plans])
-    codes = tuple(chain.from_iterable(device.codes() for device in plan.device_plans))
     matching = match_tasks(plan)
     device_starts = matching.device_starts
     tables = [device.tasks for device in plan.device_plans]
@@ -152,7 +152,7 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
         members=matching.members,
         price=price,
         prices=prices,
-        codes=codes,
+        codes=Codes(plan.device_plans),
         pipeline_rank=np.array([device.pipeline_rank for device in plan.device_plans], dtype=np.int64),
         n_devices=plan.replicas,
         sharing=share(

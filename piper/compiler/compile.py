@@ -13,7 +13,7 @@ from piper.compiler.emission import Emission
 from piper.compiler.local import LocalModel
 from piper.compiler.templates import DeviceTemplates
 from piper.compiler.works import WorkTable
-from piper.directives import PHASES, Place
+from piper.directives import PHASES, Order, Place
 from piper.errors import StrategyError
 from piper.graph import Graph, dump, topological_order, verify
 from piper.graph.directive import Directive
@@ -108,9 +108,28 @@ class CompiledGraph:
         Raises: StrategyError for rows that are not complete, or that split backwards of stages whose
             backwards were whole, or change where stages live: those need a compilation.
         """
-        graph = CheckOrder().apply(replace(self.graph, rows=rows, schedule=schedule))
+        return self._reordered(replace(self.graph, rows=rows, schedule=schedule), directives)
+
+    def with_batch(
+        self, sizes: tuple[int, ...], *, directives: Sequence[Directive], notices: Sequence[str] = ()
+    ) -> Plan:
+        """Return the plan with other numbers of equal microbatches, whose order a schedule states.
+
+        Args:
+            sizes: sequences of each microbatch of a replica, each as large as some were.
+            directives: all of the strategy, with the order for so many microbatches.
+            notices: what resolving the strategy assumed.
+        Raises: StrategyError as `reordered`.
+        """
+        graph = replace(self.graph, micro_batch_sizes=sizes, replica_batch=sum(sizes))
+        for order in (d for d in directives if isinstance(d, Order)):
+            graph = order.apply(graph)
+        return replace(self._reordered(graph, directives), notices=tuple(notices))
+
+    def _reordered(self, graph: Graph, directives: Sequence[Directive]) -> Plan:
+        graph = CheckOrder().apply(graph)
         halves = {n.stage for n in graph.nodes if n.kind is TaskKind.BI}
-        for task in (task for row in rows for slot in row for task in slot):
+        for task in (task for row in graph.rows for slot in row for task in slot):
             if task.kind is TaskKind.BI and task.stage not in halves:
                 raise StrategyError(
                     where="order", field="task", value=task.code, rule="splits a backward that was whole",
@@ -165,7 +184,7 @@ class CompiledGraph:
     def _emitted(self, graph: Graph, directives: Sequence[Directive]) -> Plan:
         local_groups = frozenset(g.name for g in graph.groups if len(g.pipeline_ranks) == 1)
         emissions = [
-            Emission(templates=templates, row=row, local_groups=local_groups)
+            Emission(templates=templates, row=row, sizes=graph.micro_batch_sizes, local_groups=local_groups)
             for templates, row in zip(self._templates, graph.rows, strict=True)
         ]
         device_plans = emit(emissions)

@@ -69,7 +69,7 @@ def _post_receives(
     last_of_step = _last_compute(emission, keys)
     for (kind, peer), received in emission.received.items():
         sent = emissions[peer].sent[MATCHING_SEND[kind], emission.pipeline_rank]
-        tasks, slots = posted(received, sent, num_microbatches=len(emission.graph.micro_batch_sizes))
+        tasks, slots = posted(received, sent, num_microbatches=len(emission.sizes))
         keys[tasks] = first[slots] * LANES + RECEIVE
         rank[tasks] = np.arange(len(tasks))
         gated = first[slots] > 0

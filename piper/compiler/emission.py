@@ -39,12 +39,14 @@ class Emission:
     Args:
         templates: of the device.
         row: its slots.
+        sizes: sequences of each microbatch of a replica.
         local_groups: names of rank groups whose members are all on one pipeline rank.
         ahead: copies to the device, and the compute numbers before which they are dispatched.
     """
 
     templates: DeviceTemplates
     row: Sequence[Sequence[TaskName]]
+    sizes: tuple[int, ...]
     local_groups: frozenset[str]
 
     columns: TaskColumns = field(default_factory=TaskColumns)
@@ -58,7 +60,7 @@ class Emission:
 
     @property
     def graph(self) -> Graph:
-        """Return the graph after all passes."""
+        """Return the graph after all passes; its rows and microbatches may be others."""
         return self.templates.graph
 
     @property
@@ -70,7 +72,7 @@ class Emission:
     def layout(self) -> Layout:
         """Return where each block of the row stands."""
         num_compute = {key: len(self.templates.maker.compute(key)) for key in self.names.keys}
-        return lay_out(self.names, num_compute, num_microbatches=len(self.graph.micro_batch_sizes))
+        return lay_out(self.names, num_compute, num_microbatches=len(self.sizes))
 
     @cached_property
     def names(self) -> RowNames:

@@ -41,7 +41,7 @@ def _ahead(template: KindTemplate, compute: Numbers) -> dict[int, Numbers]:
 
 def _kinds(emission: Emission) -> Mapping[tuple[int, tuple[BlockKey, ...]], list[int]]:
     """Return microbatches by kind: sequences, and blocks in the order of the row."""
-    sizes = emission.graph.micro_batch_sizes
+    sizes = emission.sizes
     found: dict[tuple[int, tuple[BlockKey, ...]], list[int]] = {}
     for microbatch, keys in emission.names.by_microbatch().items():
         found.setdefault((sizes[microbatch], keys), []).append(microbatch)

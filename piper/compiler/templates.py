@@ -61,7 +61,7 @@ class DeviceTemplates:
     """Templates of one pipeline rank, made on demand and kept.
 
     Args:
-        graph: after all passes; its rows are not read.
+        graph: after all passes; its rows and microbatches are not read.
         pipeline_rank: which.
         works: price keys, shared by all ranks.
         locals_: what a rank of this device holds, by microbatch size (of the job's mesh).

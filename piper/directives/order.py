@@ -119,7 +119,7 @@ def _slots(value: object, *, where: str) -> tuple[tuple[Filter, ...], ...]:
 
 def _without_missing_backwards(rows: Rows, graph: Graph) -> Rows:
     """Leave out the backwards of stages that have none: nothing in or before them is trained."""
-    backward = {node.stage for node in graph.nodes if node.kind is TaskKind.B}
+    backward = {node.stage for node in graph.nodes if node.kind in (TaskKind.B, TaskKind.BI)}
     if len(backward) == graph.num_stages:
         return rows
     kept = (

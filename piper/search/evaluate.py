@@ -12,6 +12,7 @@ from piper.predict import Job, captured, compile_resolved, load_hardware, requir
 from piper.search.bounds import StageProbe, memory_bound_bytes, probe_stages, step_time_bound_ns
 from piper.search.space import Candidate
 from piper.strategy import Resolved, Strategy, resolve
+from piper.workbench import Workbench
 from simulator.plan import Plan
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Evaluator:
     """
 
     job: Job
+    _bench: Workbench = field(default_factory=Workbench)
     _models: dict[int, CapturedModel] = field(default_factory=dict)
     _probes: dict[tuple[int, int, str, int], tuple[StageProbe, ...]] = field(default_factory=dict)
 
@@ -89,7 +91,12 @@ class Evaluator:
         """Return the model captured at one microbatch size."""
         if micro_batch not in self._models:
             self._models[micro_batch] = captured(
-                self.job, self.source, self.cost_model, micro_batch=micro_batch, seq_len=self.seq_len
+                self.job,
+                self.source,
+                self.cost_model,
+                micro_batch=micro_batch,
+                seq_len=self.seq_len,
+                bench=self._bench,
             )
         return self._models[micro_batch]
 
@@ -127,7 +134,7 @@ class Evaluator:
     def _compile(self, candidate: Candidate, *, global_batch: int) -> Plan:
         resolved = self._resolve(candidate, global_batch)
         models = [self.model(size) for size in resolved.captured_sizes]
-        return compile_resolved(resolved, models, self.job, verified=False)
+        return compile_resolved(resolved, models, self.job, verified=False, bench=self._bench)
 
     def _resolve(self, candidate: Candidate, global_batch: int) -> Resolved:
         return resolve(

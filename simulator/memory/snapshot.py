@@ -88,7 +88,7 @@ def save_memory_snapshot(snapshot: dict[str, Any], path: str | Path) -> Path:
     return target
 
 
-def _frames(device: DevicePlan, run: AllocatorRun, *, codes: tuple[str, ...]) -> list[list[dict[str, Any]]]:
+def _frames(device: DevicePlan, run: AllocatorRun, *, codes: Sequence[str]) -> list[list[dict[str, Any]]]:
     def frame(name: str, kind: str) -> dict[str, Any]:
         return {"name": name, "filename": kind, "line": 0}
 

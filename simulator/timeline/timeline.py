@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ class RankTrack:
     end_ns: npt.NDArray[np.int64]
     memory_ns: npt.NDArray[np.int64]
     memory_bytes: npt.NDArray[np.int64]
-    codes: tuple[str, ...]
+    codes: Sequence[str]
     """Task code by dispatch position."""
     kinds: npt.NDArray[np.int64]
     """`TaskKind` by dispatch position."""

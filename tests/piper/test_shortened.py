@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from piper.errors import JobError
-from piper.predict import Job, Prediction, predict, prepare
+from piper.predict import Job, Prediction, compile_job, predict, prepare
 from piper.schedules import SCHEDULES, schedule_rows
 from piper.schedules.rows import show_rows
-from piper.shortened import PERIODS, TOLERANCE, short_counts
+from piper.shortened import PERIODS, SAME_KINDS, TOLERANCE, short_counts
 from piper.strategy import load_strategy
+from piper.workbench import Workbench
+from simulator.plan.codec import plan_hash
 
 CODE = re.compile(r"(\d+[A-Z]+)(\d+)")
 NOT_EXACT = {"peak_reserved_bytes", "needed_memory_bytes", "warnings", "timings_s"}
@@ -164,3 +166,15 @@ def is_inserted(
     backwards = zip(moved[::-1], long[::-1], strict=False)
     same_end = next((i for i, pair in enumerate(backwards) if pair[0] != pair[1]), len(short))
     return same_begin + same_end >= len(short)
+
+
+@pytest.mark.parametrize("schedule", sorted(SAME_KINDS))
+@pytest.mark.parametrize("rest", ["zero=1,recompute=full", "tp=2"])
+def test_plans_of_other_counts_from_one_graph_are_those_compiled_alone(schedule: str, rest: str) -> None:
+    takes_two = {"interleaved_1f1b", "interleaved_zb", "looped_bfs", "v_half", "v_min", "zbv", "dualpipe_v"}
+    strategy = load_strategy(f"pp=2,{'vp=2,' if schedule in takes_two else ''}{rest},schedule={schedule}")
+    bench = Workbench()
+    for microbatches in (8, 4, 16):
+        job = Job(model="tiny-llama", strategy=strategy, gpus=4, micro_batch=1, global_batch=microbatches * 2)
+        shared, alone = prepare(job, bench=bench).plan(), compile_job(job, on_pass=lambda *_: None).plan
+        assert plan_hash(shared) == plan_hash(alone)
