@@ -40,7 +40,7 @@ def save_timeline(timeline: Timeline, path: str | Path) -> Path:
         "schema_version": SCHEMA_VERSION,
         "source": timeline.source,
         "warnings": timeline.warnings,
-        "tracks": [{name: getattr(track, name) for name in _FACTS} for track in timeline.tracks],
+        "tracks": [_facts(track) for track in timeline.tracks],
     }
     arrays: dict[str, Any] = {"header": np.array(json.dumps(header)), "step_end_ns": timeline.step_end_ns}
     for number, track in enumerate(timeline.tracks):
@@ -52,6 +52,10 @@ def save_timeline(timeline: Timeline, path: str | Path) -> Path:
         rule = f"cannot be written ({error.strerror})"
         raise _error(target, rule, fix="name a file in a folder that exists and is writable") from error
     return target
+
+
+def _facts(track: RankTrack) -> dict[str, Any]:
+    return {name: getattr(track, name) for name in _FACTS} | {"codes": tuple(track.codes)}
 
 
 def load_timeline(path: str | Path) -> Timeline:
