@@ -25,6 +25,7 @@ COMMANDS = {
     "plot": ("piper.cli.plot:plot", "Draw the timeline of a result."),
     "report": ("piper.cli.report:report", "One self-contained HTML page of one or several results."),
     "export": ("piper.cli.export:export", "A result in the file format of another tool."),
+    "import": ("piper.cli.imports:import_file", "Files of other tools: logs of nccl-tests."),
     "models": ("piper.cli.models:models", "Models by name, or one in detail."),
     "gpus": ("piper.cli.gpus:gpus", "GPUs by name, or one in detail."),
     "clusters": ("piper.cli.clusters:clusters", "Clusters by name, or one in detail."),
