@@ -13,6 +13,7 @@ from piper.directives import Order
 from piper.errors import JobError
 from piper.graph import CapturedModel, build_graph
 from piper.laps import Clock
+from piper.plan_store import plan_key
 from piper.shortened import TOLERANCE, simulate_short, takes_other_counts, with_microbatches
 from piper.strategy import Resolved, Strategy, complete, resolve
 from piper.workbench import Workbench
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
     from cost_models.price import CostModel
     from cost_models.topology import Cluster
+    from piper.capture import KernelChoice
     from piper.models import ModelSource
     from piper.recipe import Settings
     from simulator.jitter import Clause
@@ -137,6 +139,7 @@ class PreparedJob:
         cluster, cost_model: the hardware and its prices.
         defaults: what was assumed, by name.
         timings_s: seconds per phase.
+        kernels: for which it was captured.
         bench: what plans share.
     """
 
@@ -148,6 +151,7 @@ class PreparedJob:
     cost_model: ClusterCostModel
     defaults: dict[str, object]
     timings_s: dict[str, float]
+    kernels: KernelChoice
     bench: Workbench
 
     def plan(
@@ -157,11 +161,40 @@ class PreparedJob:
         on_pass: Callable[[str, str], None] | None = None,
         verified: bool = True,
     ) -> Plan:
-        """Compile the job, or its first microbatches only."""
-        shape = self.source.shape
+        """Compile the job, or its first microbatches only; a plan that the bench's store has is read."""
         resolved = self.resolved
         if microbatches is not None:
             resolved = with_microbatches(resolved, microbatches)
+        store, key = self.bench.plans, self._key(resolved)
+        if store is None or key is None or on_pass is not None:
+            return self._compiled(resolved, on_pass=on_pass, verified=verified)
+        plan = store.load(key)
+        if plan is None:
+            plan = self._compiled(resolved, on_pass=None, verified=verified)
+            store.keep(key, plan)
+        return plan
+
+    def _key(self, resolved: Resolved) -> str | None:
+        """Return what decides the plan, or None: files of the user do."""
+        if self.bench.plans is None or not takes_other_counts(resolved):
+            return None
+        fingerprint = self.bench.once("fingerprint", self.job.model, self.source.fingerprint)
+        if fingerprint is None:
+            return None
+        job, habits, shape = self.job, resolved.habits, self.source.shape
+        return plan_key(
+            fingerprint, self.source.facts, shape.notices if shape is not None else (), self.kernels.key,
+            self.models[0].seq_len, job.dtype, job.optimizer, job.clip_grad_norm,
+            resolved.strategy.stated, resolved.shorthand, resolved.gpus, resolved.sizes,
+            resolved.captured_sizes, resolved.split, resolved.notices,
+            habits.ways, habits.layer_per_stage, habits.gathers_overlap,
+            sorted(habits.dtypes.items()), sorted(habits.chosen),
+        )  # fmt: skip
+
+    def _compiled(
+        self, resolved: Resolved, *, on_pass: Callable[[str, str], None] | None, verified: bool
+    ) -> Plan:
+        shape = self.source.shape
         return compile_resolved(
             resolved,
             self.models,
@@ -192,7 +225,7 @@ def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
     Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
     """
     from piper.models import find_model
-    from piper.recipe import habits_of
+    from piper.recipe import habits_of, kernels_of
 
     clock = Clock()
     _check_options(job)
@@ -232,6 +265,7 @@ def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
         cost_model=cost_model,
         defaults=defaults | dict(resolved.defaults) | _assumed(job),
         timings_s=clock.laps_s,
+        kernels=kernels_of(cost_model, recipe=job.recipe, settings=job.settings),
         bench=bench,
     )
 

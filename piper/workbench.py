@@ -6,9 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+from piper.plan_store import PlanStore
+
 T = TypeVar("T")
 
-MOST = {"hardware": 64, "source": 256, "capture": 64, "graph": 4}
+MOST = {"hardware": 64, "source": 256, "fingerprint": 256, "capture": 64, "graph": 4}
 """How many things of each kind are kept: those used last."""
 
 
@@ -16,9 +18,13 @@ class Workbench:
     """Keeps what was made; predictions with one are those without.
 
     Files (clusters, stacks, configs) are read once, so a workbench is for as long as they stay as they are.
+
+    Args:
+        plans: where plans are kept for other processes, or None: nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, plans: PlanStore | None = None) -> None:
+        self.plans = plans
         self._kept: dict[str, OrderedDict[Hashable, object]] = {kind: OrderedDict() for kind in MOST}
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
