@@ -7,7 +7,7 @@ and takes over the others; both sources are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -113,6 +113,56 @@ def load_cluster(name_or_path: str) -> Cluster:
 def load_stack(name_or_path: str) -> Stack:
     """Return a stack profile by catalogue name or alias or from a YAML file; raises as `load_gpu`."""
     return _stack(_STACK.path(str(name_or_path)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One entry of a file of the catalogue.
+
+    Args:
+        key: dotted, as in the file: `matmul.efficiency`.
+        value: as written, with its unit: `80GiB`, 0.73.
+        source: where it comes from.
+    """
+
+    key: str
+    value: object
+    source: str
+
+
+def gpu_figures(name_or_path: str) -> tuple[Figure, ...]:
+    """Return what the file of a GPU says, with that of the files that it extends; raises as `load_gpu`."""
+    return _figures(_content(_GPU.path(str(name_or_path)), _GPU))
+
+
+def cluster_figures(name_or_path: str) -> tuple[Figure, ...]:
+    """Return what the file of a cluster says, as `gpu_figures`; tables by the name of their file."""
+    return _figures(_content(_CLUSTER.path(str(name_or_path)), _CLUSTER))
+
+
+def _figures(content: Mapping[str, Any]) -> tuple[Figure, ...]:
+    whole = content.get("source", "")
+    told = ("schema_version", "name", "description", "source")
+    return tuple(
+        Figure(key=key, value=entry, source=source)
+        for name, value in content.items()
+        if name not in told
+        for source in [value.get("source", whole) if isinstance(value, dict) else whole]
+        for key, entry in _leaves(name, value)
+    )
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, object]]:
+    """Yield (dotted key, value as written) of what lies below `key`, without sources."""
+    if key.endswith(".table") and isinstance(value, dict):
+        own = [name for name in value if name != "file"]
+        yield key, ", ".join([*([Path(value["file"]).name] if "file" in value else []), *own])
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            if name != "source":
+                yield from _leaves(f"{key}.{name}", entry)
+    else:
+        yield key, value
 
 
 @cache

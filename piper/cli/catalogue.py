@@ -37,11 +37,26 @@ def show_list(
     )
 
 
-def show_entry(entry: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one entry in detail: with `--json` whole, else key by key, nested ones indented."""
+def show_entry(
+    entry: Mapping[str, Any], *, as_json: bool, text_entry: Mapping[str, Any] | None = None
+) -> None:
+    """Print one entry in detail: with `--json` whole, else key by key, nested ones indented.
+
+    Args:
+        entry: the object.
+        as_json: print JSON.
+        text_entry: what people read instead, where the object is too long.
+    """
     emit(
-        {"schema_version": SCHEMA_VERSION, **entry}, as_json=as_json, text=lambda: "\n".join(_lines(entry, 0))
+        {"schema_version": SCHEMA_VERSION, **entry},
+        as_json=as_json,
+        text=lambda: "\n".join(_lines(text_entry or entry, 0)),
     )
+
+
+def names_of(name: str, aliases: Mapping[str, str]) -> list[str]:
+    """Return the other names of an entry."""
+    return [alias for alias, of in aliases.items() if of == name]
 
 
 def plain(value: Any) -> Any:
@@ -49,12 +64,16 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(entry) for key, entry in value.items()}
+        return {_key(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     return value
+
+
+def _key(key: Any) -> str:
+    return "x".join(map(str, key)) if isinstance(key, tuple) else str(plain(key))
 
 
 def _table(entries: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

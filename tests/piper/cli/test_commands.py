@@ -286,6 +286,45 @@ def test_catalogues_show_one_entry_with_its_sources(
     assert f"name: {object_of([catalogue, name], capsys)['name']}" in output_of([catalogue, name], capsys)
 
 
+@pytest.mark.parametrize(
+    ("catalogue", "name", "key", "value", "source"),
+    [
+        ("gpus", "b300-sxm", "memory.bandwidth", "7.75TB/s", "aiconfigurator"),
+        ("clusters", "selene", "inter.nic_bandwidth", "200Gb/s", "Narayanan"),
+        ("clusters", "selene", "intra_collectives.table", "nccl_a100.csv", "nccl-tests rows"),
+    ],
+)
+def test_catalogues_list_every_figure_as_written_with_its_source(
+    catalogue: str, name: str, key: str, value: str, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = {entry["name"]: entry for entry in object_of([catalogue], capsys)[catalogue]}
+    alone = object_of([catalogue, name], capsys)
+    for entry in (listed[name], alone):
+        figures = {figure["key"]: figure for figure in entry["figures"]}
+        assert figures[key]["value"] == value
+        assert source in figures[key]["source"]
+        assert all(
+            figure["source"] for figure in entry["figures"] if figure["key"] not in {"gpu", "max_nodes"}
+        )
+
+
+def test_a_file_of_a_user_is_shown_like_an_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "schema_version: 1\nname: mine\nextends: h100\n"
+        "memory: {inherit: true, capacity: 94GiB, usable: 93GiB, source: our invoice}\n"
+    )
+    found = object_of(["gpus", str(file)], capsys)
+    assert found["memory_bytes"] == 94 * 2**30
+    assert found["sources"]["memory"].startswith("our invoice. Otherwise as h100-sxm: ")
+
+
+def test_measured_times_of_a_cluster_are_told_by_their_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1x8: 21 sizes, 448 to 469762048 bytes" in output_of(["clusters", "dgx-h100"], capsys)
+    times = object_of(["clusters", "dgx-h100"], capsys)["curves"]["all_gather"]["measured"]["series"]["1x8"]
+    assert len(times["sizes_bytes"]) == len(times["seconds"]) == 21
+
+
 def test_a_schedule_alone_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     found = object_of(
         ["schedules", "1f1b", "--pp", "4", "--microbatches", "8", "--costs", "F=1,BI=1,BW=1"], capsys
