@@ -42,6 +42,8 @@ class Links:
                 self.num_nodes * devices, cluster.intra.bandwidth_bytes_per_s,
             ),
         ]  # fmt: skip
+        if cluster.bus_bytes_per_s:
+            pairs.append((LinkKind.BUS_OUT, LinkKind.BUS_IN, self.num_nodes, cluster.bus_bytes_per_s))
         if network:
             rails = self.num_nodes * self.rails_per_node
             pairs += [
@@ -68,6 +70,10 @@ class Links:
     def ports(self, kind: LinkKind, ranks: Ints) -> Ints:
         """Return the port of each rank."""
         return self.ranges[kind].start + ranks
+
+    def buses(self, kind: LinkKind, ranks: Ints) -> Ints:
+        """Return the bus of each rank, on a cluster that has buses."""
+        return self.ranges[kind].start + ranks // self.cluster.gpus_per_node
 
     def hosts(self, kind: LinkKind, ranks: Ints) -> Ints:
         """Return the link to the host of each rank."""
@@ -100,6 +106,8 @@ class Links:
 _NAMES = {
     LinkKind.PORT_OUT: "NVLink out of rank {0}",
     LinkKind.PORT_IN: "NVLink into rank {0}",
+    LinkKind.BUS_OUT: "bus of node {0}, out",
+    LinkKind.BUS_IN: "bus of node {0}, in",
     LinkKind.RAIL_OUT: "network interface {2} of node {1}, out",
     LinkKind.RAIL_IN: "network interface {2} of node {1}, in",
     LinkKind.UPLINK_OUT: "uplink of node {0}, out",

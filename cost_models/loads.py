@@ -243,8 +243,12 @@ class _Entries:
         self._bytes.append(np.broadcast_to(np.asarray(size_bytes, dtype=np.float64), links.shape))
 
     def add_ports(self, ranks: Ints, size_bytes: float | Floats, *, into: Ints | None = None) -> None:
+        into = ranks if into is None else into
         self.add(self._map.ports(LinkKind.PORT_OUT, ranks), size_bytes)
-        self.add(self._map.ports(LinkKind.PORT_IN, ranks if into is None else into), size_bytes)
+        self.add(self._map.ports(LinkKind.PORT_IN, into), size_bytes)
+        if LinkKind.BUS_OUT in self._map.ranges:
+            self.add(self._map.buses(LinkKind.BUS_OUT, ranks), size_bytes)
+            self.add(self._map.buses(LinkKind.BUS_IN, into), size_bytes)
 
     def add_rails(self, ranks: Ints, size_bytes: float | Floats, *, into: Ints | None = None) -> None:
         first, then = self._map.ranges[LinkKind.RAIL_OUT].start, self._map.ranges[LinkKind.RAIL_IN].start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -28,7 +29,7 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         "domain",
     )  # fmt: skip
     file = Section(content, where=where, keys=keys)
-    link = file.section("intra", ("bandwidth", "latency"))
+    link = file.section("intra", ("bandwidth", "latency", "bus"))
     kinds = tuple(kind.value for kind in _CURVED)
     intra = file.section(
         "intra_collectives", (*kinds, "transfer", "in_switch", "provenance", "table", "table_error")
@@ -44,7 +45,8 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
         "host",
         "domain",
     )
-    curves, in_switch, transfer = _curves(intra)
+    bus = link.rate("bus") if "bus" in link else None
+    curves, in_switch, transfer = _curves(intra, bus_bytes_per_s=bus or math.inf)
     return Cluster(
         name=file.text("name"),
         description=file.text("description"),
@@ -66,12 +68,15 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
             file.section("host", ("gpus_per_link",)).integer("gpus_per_link") if "host" in file else 1
         ),
         gpus_per_domain=file.section("domain", ("gpus",)).integer("gpus") if "domain" in file else None,
+        bus_bytes_per_s=bus,
         sources={"cluster": file.source}
         | {name: content[name]["source"] for name in sections if name in file},
     )
 
 
-def _curves(intra: Section) -> tuple[dict[CollectiveKind, Curve], Curve | None, Curve]:
+def _curves(
+    intra: Section, *, bus_bytes_per_s: float
+) -> tuple[dict[CollectiveKind, Curve], Curve | None, Curve]:
     """Return the curves of collectives, of reduction in the switch, and of transfers, with measured times."""
     basis, switch_from, measured = provenance(intra), _switch_from(intra), _by_bus_bytes(intra)
     reduced = measured.get(CollectiveKind.ALL_REDUCE.value)
@@ -82,7 +87,9 @@ def _curves(intra: Section) -> tuple[dict[CollectiveKind, Curve], Curve | None, 
         measured[CollectiveKind.ALL_REDUCE.value] = _of(reduced, lambda ranks: ranks < switch_from)
     curves: dict[CollectiveKind, Curve] = {
         kind: replace(
-            _curve(intra.section(kind.value, _CURVE, sourced=False), basis), measured=measured.get(kind.value)
+            _curve(intra.section(kind.value, _CURVE, sourced=False), basis),
+            measured=measured.get(kind.value),
+            bus_bytes_per_s=bus_bytes_per_s,
         )
         for kind in _CURVED
     }

@@ -51,6 +51,7 @@ class Curve:
         error: see [Note: error of a figure] in `gpu.py`.
         provenance: of these figures.
         measured: times by bus bytes, which go before the formula, or None.
+        bus_bytes_per_s: what the members reach together at most (`Cluster.bus_bytes_per_s`).
     """
 
     base_s: float
@@ -60,6 +61,7 @@ class Curve:
     error: float
     provenance: Provenance
     measured: Measured | None = None
+    bus_bytes_per_s: float = math.inf
 
     def latency_s(self, num_ranks: int) -> float:
         """Return the time of no bytes by the formula."""
@@ -68,7 +70,8 @@ class Curve:
     def seconds(self, bus_bytes: float, num_ranks: int) -> float:
         """Return the time by the formula."""
         root_s = self.sqrt_s * math.sqrt(bus_bytes)
-        return self.latency_s(num_ranks) + root_s + bus_bytes / self.bandwidth_bytes_per_s
+        rate = min(self.bandwidth_bytes_per_s, self.bus_bytes_per_s / num_ranks)
+        return self.latency_s(num_ranks) + root_s + bus_bytes / rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +213,8 @@ class Cluster:
         communicators: memory per communicator.
         channels: processors of communication.
         gpus_per_host_link: devices that share one link to the host.
+        bus_bytes_per_s: what all devices of a node send to each other at most, in sum; None: each as much
+            as its link carries, through a switch of their own.
         gpus_per_domain: devices of a job in one domain, a multiple of `gpus_per_node`; None: one node.
         sources: where the figures of each section come from.
     """
@@ -230,6 +235,7 @@ class Cluster:
     channels: Channels = field(default_factory=Channels)
     gpus_per_host_link: int = 1
     gpus_per_domain: int | None = None
+    bus_bytes_per_s: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

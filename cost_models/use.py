@@ -25,6 +25,8 @@ class LinkKind(StrEnum):
 
     PORT_OUT = "port_out"  # one device's link to the others of its node (NVLink)
     PORT_IN = "port_in"
+    BUS_OUT = "bus_out"  # what the devices of a node without a switch of their own share (PCIe, host memory)
+    BUS_IN = "bus_in"
     RAIL_OUT = "rail_out"  # the network interfaces that a device uses, alone or with others
     RAIL_IN = "rail_in"
     UPLINK_OUT = "uplink_out"  # all interfaces of a node

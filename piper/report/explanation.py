@@ -39,7 +39,9 @@ def explain_prediction(prediction: Prediction) -> dict[str, Any]:
     plan, timeline, cost_model = compiled.plan, prediction.timeline, compiled.cost_model
     workload = build_workload(plan, cost_model)
     path = critical_path(workload, timeline)
-    tried = try_changes(plan, cost_model, workload=workload, timeline=timeline, node_of=compiled.cluster.node)
+    tried = try_changes(
+        plan, cost_model, workload=workload, timeline=timeline, node_of=compiled.cluster.domain
+    )
     by_kind, by_rank = path.by_kind_ns(plan), path.by_rank_ns(workload)
     step_ns = timeline.step_time_ns
     return {

@@ -72,7 +72,7 @@ class ScaledCostModel:
     Args:
         inner: what is scaled.
         scales: how much.
-        node_of: the node of a rank.
+        node_of: the node of a rank (the NVLink domain, where it holds several nodes).
     """
 
     def __init__(self, inner: CostModel, scales: Scales, *, node_of: Callable[[int], int]) -> None:
@@ -156,7 +156,7 @@ class ScaledCostModel:
         return min(self._link(ranks) for ranks in self._inner.distinct(members.tolist()))
 
     def _scale_of(self, kind: LinkKind) -> float:
-        if kind in {LinkKind.PORT_OUT, LinkKind.PORT_IN}:
+        if kind in {LinkKind.PORT_OUT, LinkKind.PORT_IN, LinkKind.BUS_OUT, LinkKind.BUS_IN}:
             return self._scales.inside_nodes
         host = kind in {LinkKind.HOST_OUT, LinkKind.HOST_IN}
         return self._scales.host_copies if host else self._scales.between_nodes
@@ -186,7 +186,7 @@ def try_changes(
         plan, cost_model: what was simulated.
         workload: `build_workload(plan, cost_model)`.
         timeline: what came out, of any number of steps: the changes are simulated for as many.
-        node_of: the node of a rank.
+        node_of: the node of a rank (the NVLink domain, where it holds several nodes).
     """
     path = critical_path(workload, timeline)
     labels = [label for device in plan.device_plans for label in communication_labels(plan, device)]

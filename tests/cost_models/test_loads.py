@@ -398,3 +398,58 @@ def test_ranks_outside_of_the_job_are_refused(rank):
     with pytest.raises(CostModelError) as caught:
         model("dgx-h100").transfer_use(size_bytes=8, pairs=np.array([[0, rank]]), num_ranks=16)
     assert (caught.value.field, caught.value.value) == ("rank", rank)
+
+
+def test_pairs_of_a_box_without_nvlink_share_its_bus():
+    """One pair reaches 20.7 GB/s, four at once want 166 of 100 GB/s, eight GPUs together have 100."""
+    cost_model = cluster_cost_model("a100-pcie-8gpu")
+    size = 2**30
+    pairs = np.arange(8).reshape(4, 2)
+    seconds = slowest_s(cost_model, AG, size, pairs)
+    assert size / 2 / seconds == pytest.approx(20.7e9, rel=0.01)
+    bus = cost_model.machine(8).links[LinkKind.BUS_OUT]
+    load = []
+    for members in (pairs[:1], pairs, np.arange(8).reshape(1, 8)):
+        use = cost_model.collective_use(AG, size_bytes=size, members=members, num_ranks=8)
+        alone_s = slowest_s(cost_model, AG, size, members)
+        load.append(load_alone(cost_model, use, num_ranks=8, seconds=alone_s)[bus].max())
+    assert load == pytest.approx([0.414, 1.656, 1.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a100-pcie-8gpu", "l40s-8gpu", "rtx-pro-6000-8gpu"])
+def test_no_group_alone_overloads_the_bus_of_its_box(name):
+    cost_model = cluster_cost_model(name)
+    for kind in (AR, AG, RS, A2A):
+        for ranks in (2, 4, 8):
+            members = np.arange(ranks).reshape(1, ranks)
+            for size in (2**20, 2**26, 2**32):
+                use = cost_model.collective_use(kind, size_bytes=size, members=members, num_ranks=8)
+                seconds = slowest_s(cost_model, kind, size, members)
+                assert load_alone(cost_model, use, num_ranks=8, seconds=seconds).max() <= 1 + 1e-9
+
+
+def test_rings_of_several_groups_share_the_interfaces_of_a_node_in_equal_parts():
+    """tp = 8, 4, 2 inside a node leave 8, 4, 2 rings of 1, 2, 4 members: all interfaces are full."""
+    cost_model = cluster_cost_model("dgx-a100")
+    for per_node in (1, 2, 4):
+        stride = 8 // per_node
+        members = np.array(
+            [[rank for rank in range(32) if rank % stride == first] for first in range(stride)]
+        )
+        use = cost_model.collective_use(AG, size_bytes=2**32, members=members, num_ranks=32)
+        seconds = slowest_s(cost_model, AG, 2**32, members)
+        load = load_alone(cost_model, use, num_ranks=32, seconds=seconds)
+        assert load[cost_model.machine(32).links[LinkKind.UPLINK_OUT]] == pytest.approx(0.9, rel=0.01)
+
+
+def test_a_group_over_two_racks_leaves_by_the_interfaces_of_its_members():
+    cost_model = cluster_cost_model("gb200-nvl72")
+    members = np.arange(128).reshape(1, 128)
+    use = cost_model.collective_use(AG, size_bytes=2**34, members=members, num_ranks=128)
+    total = np.bincount(use.links, use.link_bytes)
+    links = cost_model.machine(128).links
+    bus_bytes = 2**34 * 127 / 128
+    assert total[links[LinkKind.RAIL_OUT]] == pytest.approx(bus_bytes / 64)
+    assert total[links[LinkKind.UPLINK_OUT]] == pytest.approx(bus_bytes / 16)
+    near = cost_model.transfer_use(size_bytes=100, pairs=np.array([[0, 63]]), num_ranks=128)
+    assert np.isin(near.links, [*links[LinkKind.PORT_OUT], *links[LinkKind.PORT_IN]]).all()
