@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import nearest, require_known, require_positive, require_positive_int
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 DTYPES = ("bf16", "fp16", "fp32", *OPERAND_BITS)
-OPTIMIZERS = ("adamw", "sgd")
-LATER_OPTIMIZERS = ("adamw8bit", "muon")
+OPTIMIZERS = ("adamw", "adamw8bit", "momentum", "sgd")
+LATER_OPTIMIZERS = ("muon",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Job:
         global_batch: sequences per optimizer step.
         micro_batch: sequences per microbatch of a replica.
         dtype: compute dtype; one of `OPERAND_BITS` is for linear layers only (`cost_models.low_precision`).
-        optimizer: "adamw" or "sgd".
+        optimizer: of `OPTIMIZERS`; "momentum" is SGD with it, "sgd" without.
         clip_grad_norm: largest global gradient norm, or None: no clipping.
         stack: name or YAML file.
         mfu_convention: a name of `simulator.conventions.CONVENTIONS`.
@@ -187,7 +187,7 @@ class PreparedJob:
             self.models[0].seq_len, job.dtype, job.optimizer, job.clip_grad_norm,
             resolved.strategy.stated, resolved.shorthand, resolved.gpus, resolved.sizes,
             resolved.captured_sizes, resolved.split, resolved.notices,
-            habits.ways, habits.layer_per_stage, habits.gathers_overlap,
+            replace(habits, dtypes={}, chosen=frozenset()),
             sorted(habits.dtypes.items()), sorted(habits.chosen),
         )  # fmt: skip
 
@@ -306,7 +306,9 @@ def compile_resolved(
         bench: keeps graphs for jobs that differ from this one in the number of microbatches only.
     """
     stages, directives = complete(resolved, models[0])
-    states, overlap = resolved.habits.states(job.dtype), resolved.habits.gathers_overlap is True
+    habits = resolved.habits
+    states, overlap = habits.states(job.dtype, optimizer=job.optimizer), habits.gathers_overlap is True
+    kept = habits.factor(resolved.pp), (habits.framework_mb or 0) * 2**20
     said = (*notices, *models[0].notices, *resolved.notices, *_unused(models[0]))
     strategy = str(resolved.shorthand)
 
@@ -320,6 +322,8 @@ def compile_resolved(
             clip_grad_norm=job.clip_grad_norm,
             states=states,
             gathers_overlap=overlap,
+            activation_factor=kept[0],
+            framework_bytes=kept[1],
         )
         return rewritten(
             graph, directives, strategy=strategy, notices=said, on_pass=on_pass, verified=verified
@@ -331,6 +335,7 @@ def compile_resolved(
         # A graph that is kept keeps its models, so that no other ones have their ids.
         *(id(model) for model in models), stages, *(d for d in directives if not isinstance(d, Order)),
         resolved.schedule, strategy, job.dtype, job.optimizer, job.clip_grad_norm, states, overlap,
+        kept,
     )  # fmt: skip
     graph = bench.once("graph", key, rewrite)
     return graph.with_batch(resolved.sizes, directives=directives, notices=said)

@@ -164,7 +164,12 @@ class Costs:
         wanted = tuple((id(mine), value.requires_grad) for mine, value in zip(own, outputs, strict=True))
         key = (id(original), wanted, extra, id(cut))
         if key not in self._of_record:
-            self._of_record[key] = self._backward(original, (own, outputs), extra=extra, cut=cut)
+            gathered = run.recorder.regions.gathered_storages() if cut is not None else {}
+            whole = {s: nbytes for s, nbytes in saved_inside(original, own).items() if s in gathered}
+            self._of_record[key] = self._backward(original, (own, outputs), extra=extra, cut=cut) | {
+                "saved_whole_bytes": sum(whole.values()),
+                "saved_gathers_bytes": sum(nbytes for storage, nbytes in whole.items() if gathered[storage]),
+            }
         return self._of_record[key]
 
     def _backward(

@@ -12,10 +12,16 @@ A kernel decides what is computed and what is kept for backward. The options, an
 * activation, unfused: SwiGLU and its kin keep gate, activated gate and up projection. Fused: one kernel keeps
   gate and up projection only and activates again in backward (Megatron-LM's bias_swiglu; Liger's SiLUMul,
   arXiv 2410.10989).
-* cross_entropy, unfused: logits become fp32, log-softmax (kept, fp32), loss. Fused: one kernel over the
-  logits as they are, whose forward writes their gradient in place (Transformer Engine, Liger); keeps that.
-  Chunked: head and loss together, some rows at a time (Liger's fused linear cross-entropy); keeps the
-  gradients of the hidden features and of the head's weights, never the logits.
+* cross_entropy, unfused: logits become fp32, log-softmax (kept, fp32), loss. Held: the same, while the
+  training loop's variable keeps the logits alive through backward. Gathered: the logits of all ranks of tp
+  are gathered first (kept as they arrive, and joined), and every rank computes the loss over the whole
+  vocabulary, with the fp32 copy held: 20 bytes per logit at the peak, 16 where nothing is gathered. The OOM
+  verdicts of Hagemann et al. 2023 (arXiv 2311.05610) tell the sum; of which tensors is not published.
+  Vocabulary_parallel: Megatron-LM's loss over cut logits, which become fp32 and then, in place, their softmax
+  (kept) and gradient (core/tensor_parallel/cross_entropy.py). Fused: one kernel over the logits as they are,
+  whose forward writes their gradient in place (Transformer Engine, Liger); keeps that. Chunked: head and loss
+  together, some rows at a time (Liger's fused linear cross-entropy); keeps the gradients of the hidden
+  features and of the head's weights, never the logits.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("flash", "math", "fused_softmax"),
     "norm": ("fused", "unfused"),
     "activation": ("unfused", "fused"),
-    "cross_entropy": ("unfused", "fused", "chunked"),
+    "cross_entropy": ("unfused", "held", "gathered", "vocabulary_parallel", "fused", "chunked"),
 }
 """The options of each field; the first is the default."""
 

@@ -14,12 +14,13 @@ from cost_models.ops import Operation, OpKind, merge_equal
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import LayerFacts, ModelFacts, Parameter, TensorSpec
 
-FORMAT = 6
+FORMAT = 7
 
 PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 """Passes of a segment; a body starts with their numbers."""
 
-_SIZES = ("saved_bytes", "saved_for_weights_bytes", "gradients_for_weights_bytes")
+_SIZES = ("saved_bytes", "saved_whole_bytes", "saved_gathers_bytes", "saved_for_weights_bytes",
+          "gradients_for_weights_bytes")  # fmt: skip
 _FLAGS = (
     "inputs_saved",
     "outputs_saved",

@@ -1,7 +1,8 @@
-"""Cross-entropy over the logits as the head leaves them ("fused"), or together with the head ("chunked").
+"""Cross-entropy of other frameworks than torch's own over fp32 logits; see `piper.capture.choice`.
 
 The head's product and the cast of its result to fp32 run as usual; when the result meets `F.cross_entropy`,
-they are erased as far as the kernel does without them.
+they are erased as far as the kernel does without them: it takes the logits as the head leaves them ("fused"),
+or runs together with the head ("chunked").
 
 [Note: chunks of the loss]
 Liger (arXiv 2410.10989, section 3.2) takes so many rows at a time that their logits are about as large as
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piper.capture.held import held
 from piper.capture.recorder import Recorder
 from piper.errors import ModelError
 
@@ -92,13 +94,20 @@ class FusedLoss:
         label_smoothing: float = 0.0,
     ) -> Tensor:
         recorder, head, self._head = self._recorder, self._head, None
+        kind = recorder.kernels.cross_entropy
+        if kind in {"held", "gathered"}:
+            logits = self._kept(logits, head, gathered=kind == "gathered")
+            return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
         call = _Call(recorder=recorder, reduction=reduction, grad=torch.is_grad_enabled())
         number = self._number(logits)
         straight = head is not None and number in {head.product, head.cast}
+        if kind == "vocabulary_parallel":
+            loss: Tensor = _VocabularyParallel.apply(logits, target, call)  # type: ignore[no-untyped-call]
+            return self._noted(loss, reduction)
         if head is not None and straight and head.cast_from is not None:
             recorder.erase(logits)
             logits = head.cast_from.view(logits.shape)
-        if recorder.kernels.cross_entropy == "chunked":
+        if kind == "chunked":
             if head is None or not straight or logits.dim() != 2:  # noqa: PLR2004
                 raise ModelError(
                     where=recorder.where, field="cross_entropy", value="chunked",
@@ -107,12 +116,34 @@ class FusedLoss:
                 )  # fmt: skip
             recorder.erase(logits)
             features, bias = head.x.reshape(-1, head.x.shape[-1]), head.bias
-            loss: Tensor = _HeadAndLoss.apply(features, head.weight, bias, target, call)  # type: ignore[no-untyped-call]
+            loss = _HeadAndLoss.apply(features, head.weight, bias, target, call)  # type: ignore[no-untyped-call]
         else:
             loss = _Loss.apply(logits, target, call)  # type: ignore[no-untyped-call]
+        return self._noted(loss, reduction)
+
+    def _noted(self, loss: Tensor, reduction: str) -> Tensor:
         if reduction == "mean":
-            recorder.averaged.add(self._number(loss))
+            self._recorder.averaged.add(self._number(loss))
         return loss
+
+    def _kept(self, logits: Tensor, head: _Head | None, *, gathered: bool) -> Tensor:
+        """Return fp32 logits for torch's own loss, the logits that stay alive besides kept until backward."""
+        number = self._number(logits)
+        straight = head is not None and number == head.cast and head.cast_from is not None
+        product = (
+            head.cast_from.view(logits.shape) if head and straight and head.cast_from is not None else logits
+        )
+        if gathered:
+            if product is not logits:
+                self._recorder.erase(logits)
+            for _ in ("as they arrive", "joined"):
+                product = held(_Gathered.apply(product, self._recorder))  # type: ignore[no-untyped-call]
+            return held(product.float())
+        kept = held(product)
+        if product is logits:
+            return kept
+        self._recorder.erase(logits)
+        return kept.float()
 
     def _number(self, tensor: Tensor) -> int:
         return self._recorder.book.storage_of(tensor).number
@@ -135,6 +166,46 @@ class _Loss(torch.autograd.Function):
         (grad_logits,) = ctx.saved_tensors
         ctx.recorder.kernel("fused.scale.default", reads=[grad_logits, grads[0]], writes=[grad_logits])
         return grad_logits, None, None
+
+
+class _Gathered(torch.autograd.Function):
+    """The features of all ranks of tp; their gradient is split again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recorder: Recorder) -> Tensor:
+        whole = torch.empty_like(x)
+        recorder.kernel("fused.gather_features.default", reads=[x], writes=[whole])
+        ctx.recorder = recorder
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        part = torch.empty_like(grads[0])
+        ctx.recorder.kernel("fused.split_features.default", reads=[grads[0]], writes=[part])
+        return part, None
+
+
+class _VocabularyParallel(torch.autograd.Function):
+    """Maximum, difference, exponentials, their sum and quotient, in place on fp32 logits; so the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, call: _Call) -> Tensor:  # noqa: PLR0917
+        loss = _empty_loss(target, call)
+        rows = logits.new_empty(target.shape)
+        kernel = call.recorder.kernel
+        kernel("fused.cross_entropy_max.default", reads=[logits], writes=[rows])
+        kernel("fused.cross_entropy_sub.default", reads=[logits, rows], writes=[logits])
+        kernel("fused.cross_entropy.default", reads=[logits, target], writes=[loss, logits])
+        kernel("fused.cross_entropy_div.default", reads=[logits, rows], writes=[logits])
+        ctx.recorder = call.recorder
+        ctx.save_for_backward(logits, target)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        softmax, target = ctx.saved_tensors
+        ctx.recorder.kernel("fused.scale.default", reads=[softmax, target, grads[0]], writes=[softmax])
+        return softmax, None, None
 
 
 class _HeadAndLoss(torch.autograd.Function):

@@ -291,6 +291,7 @@ COSTS: dict[str, Callable[[Call], Cost]] = {
     "index_select": _gather,
     "gather": _gather,
     "index": _gather,
+    **dict.fromkeys(("gather_features", "split_features"), _copy),
     **dict.fromkeys(("clone", "_to_copy", "cat", "stack", "slice_backward", "select_backward", "repeat",
                      "constant_pad_nd", "roll", "flip"), _copy),
     "copy_": _overwrite,

@@ -6,10 +6,12 @@ whole on every rank. A matmul of something whole with a parameter is column-para
 cut. What follows works on its own features or heads, up to the next matmul with a parameter, which is
 row-parallel: input features are cut, and its result is a partial sum. A third such matmul in a row is
 refused by whoever wants to cut. A table that is looked up is cut over its entries, its result is a partial
-sum too. A vector with one number per head is cut with the heads. Backward kernels follow: one that takes a
-parameter is cut where the parameter is, one that makes a parameter's gradient is cut where its cut operand
-is. What is made with a mean (or another reduction) over all cut features is wrong on every rank: whatever
-parameter it meets next is refused. No names are asked, except what an operator does.
+sum too. Features may be gathered ("gather_features", of a loss over logits that are not cut): from there
+on every rank has them whole, and all that is made of them, until their gradient is split again. A vector
+with one number per head is cut with the heads. Backward kernels follow: one that takes a parameter is cut
+where the parameter is, one that makes a parameter's gradient is cut where its cut operand is. What is
+made with a mean (or another reduction) over all cut features is wrong on every rank: whatever parameter
+it meets next is refused. No names are asked, except what an operator does.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ HEADS, COLUMNS, ENTRIES = 1, 1, 2
 
 WHOLE = -1
 
+GATHER, SPLIT = "gather_features", "split_features"
+"""Operators that leave a region's features whole on every rank, and that split their gradient again."""
+
 REDUCTIONS = frozenset({"mean", "var", "std", "var_mean", "norm", "linalg_vector_norm"})
 """Operators of norms that are no single kernel."""
 
@@ -57,6 +62,7 @@ class State:
         extent: how many features (or entries) the cut dimension has.
         scores: made of two activations, so that its last dimension is of tokens, whatever its size.
         reduced: made with a reduction over the features that are cut.
+        gathered: made of gathered features.
     """
 
     region: int
@@ -64,6 +70,7 @@ class State:
     extent: int = 0
     scores: bool = False
     reduced: bool = False
+    gathered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +117,18 @@ class Regions:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _states: dict[int, State] = field(default_factory=dict)
     _casts: dict[int, str] = field(default_factory=dict)
+    _gathers: set[int] = field(default_factory=set)
 
     def cut_storages(self) -> frozenset[int]:
         """Return the storages of which one rank holds its own features or heads only."""
         return frozenset(number for number, state in self._states.items() if state.level is Level.CUT)
+
+    def gathered_storages(self) -> dict[int, bool]:
+        """Return the storages that every rank has whole because a region gathered them, or what they are of.
+
+        The value tells whether a gather itself made it.
+        """
+        return {n: n in self._gathers for n, state in self._states.items() if state.gathered}
 
     def parameters(self, named: Sequence[str | None], reads: Sequence[int]) -> dict[int, str]:
         """Return the operands that are parameters, or casts of parameters, by position.
@@ -130,7 +145,10 @@ class Regions:
         if kernel.kind is OpKind.COPY and len(kernel.reads) == len(kernel.parameters) == 1:
             self._casts[kernel.writes[0]] = kernel.parameters[0]
             return -1
-        if kernel.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}:
+        if kernel.op in {GATHER, SPLIT}:
+            position, made = -1, _regathered(kernel, region)
+            self._gathers.update(kernel.writes if kernel.op == GATHER else ())
+        elif kernel.kind in {OpKind.MATMUL, OpKind.GROUPED_MATMUL}:
             position, made = self._matmul(kernel, region)
         elif kernel.kind is OpKind.EMBEDDING:
             position, made = self._table(kernel, region)
@@ -147,7 +165,8 @@ class Regions:
     def _strongest(self, kernel: Kernel, region: int) -> State:
         states = [self._state(storage, region) for storage in kernel.reads]
         found = max(states, key=lambda state: state.level, default=State(region, Level.WHOLE))
-        return replace(found, reduced=True) if any(state.reduced for state in states) else found
+        gathered = found.level is not Level.CUT and any(state.gathered for state in states)
+        return replace(found, reduced=any(state.reduced for state in states), gathered=gathered)
 
     def _matmul(self, kernel: Kernel, region: int) -> tuple[int, State]:
         count = len(kernel.operands)
@@ -230,6 +249,13 @@ class Regions:
         if kernel.kind is OpKind.ATTENTION:
             return HEADS, state
         return (COLUMNS if over_features and kernel.kind is not OpKind.NORM else 0), state
+
+
+def _regathered(kernel: Kernel, region: int) -> State:
+    """Return what a gather of features makes, or (its gradient) their split."""
+    if kernel.op == GATHER:
+        return State(region, Level.WHOLE, gathered=True)
+    return State(region, Level.CUT, kernel.results[0].shape[-1])
 
 
 def _factors(kernel: Kernel) -> tuple[int, int]:

@@ -153,7 +153,7 @@ _JOB_OPTIONS = (
     click.option(
         "--dtype", metavar="bf16|fp16|fp32|fp8|mxfp8|nvfp4", help="Compute dtype (default: bf16; CPU: fp32)."
     ),
-    click.option("--optimizer", metavar="adamw|sgd", help="Optimizer (default: adamw)."),
+    click.option("--optimizer", metavar="NAME", help="adamw (default), adamw8bit, momentum, sgd."),
     click.option(
         "--clip-grad-norm",
         type=Clipping("1.0"),

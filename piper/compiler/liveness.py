@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 
 from cost_models.ops import DTYPE_BYTES, kept_dtype
 from piper.compiler.local import LocalModel, Value
@@ -80,6 +81,9 @@ class Liveness:
     def _forward(self, position: int, node: Node) -> None:
         for segment in span(node):
             self._saved(position, segment, remade=False)
+            kept = (node.stage, MemoryClass.ACTIVATIONS, "activations")
+            tasks = self._readers.gradient_tasks(segment, weights=True)
+            self._add(position, tasks, self.local.kept_result_bytes(segment), what=kept)
         self._model_inputs(position, node)
         for value in self._made_by(node):
             readers = self._readers.of_made(value)
@@ -275,6 +279,8 @@ class Liveness:
         """Add a tensor made at `position`; nothing if nobody reads it, or it has no bytes."""
         if size_bytes == 0:
             return
+        if what[1] is MemoryClass.ACTIVATIONS and what[2] in _KEPT:
+            size_bytes = ceil(size_bytes * self.graph.activation_factor)
         readers = tuple(sorted({position, *touches}))
         if not tuple(touches):
             return
@@ -289,6 +295,10 @@ class Liveness:
             self._found[key] = Buffer(
                 size_bytes=size_bytes, memory_class=memory_class, label=label, touches=readers
             )
+
+
+_KEPT = ("activations", "received activation")
+"""What stays from F to B, besides which a framework may keep copies (`Graph.activation_factor`)."""
 
 
 def message_bytes(graph: Graph, local: LocalModel, node: Node) -> int:

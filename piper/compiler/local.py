@@ -16,6 +16,7 @@ arXiv 2205.05198, section 5).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ from piper.graph import (
     Shares,
     units_of,
 )
-from piper.graph.shares import normalises_cut_features
+from piper.graph.shares import gathers_features, normalises_cut_features
 from simulator.plan import NONE, Edge, TaskKind, TensorSpec
 
 Value = tuple[int, int]
@@ -44,6 +45,8 @@ _ROW_NUMBERS = 3
 """Maximum, sum of exponentials, and the wanted entry."""
 _HEADS = 1
 """Position of the heads in the shape of attention."""
+_LINEAR = frozenset({"aten.mm.default", "aten.addmm.default"})
+"""Operators of linear layers."""
 _CORE = frozenset({OpKind.ATTENTION.value, OpKind.SOFTMAX.value})
 """Kinds that selective recomputation makes again where nothing else is asked."""
 
@@ -128,7 +131,7 @@ class LocalModel:
         if node.kind is TaskKind.RING_SHIFT:
             return self._ring_bytes(node)
         if not node.values:
-            return self._row_bytes(node)
+            return self._row_bytes(node) if node.kind is TaskKind.ALL_REDUCE else self._feature_bytes(node)
         sizes = [self.exchange_bytes(node, value) for value in node.values]
         if node.kind in {TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER}:
             return sum(max(size) for size in sizes)
@@ -146,8 +149,13 @@ class LocalModel:
     def saved_bytes(self, number: int, *, for_weights: bool) -> int:
         """Return what a segment keeps: until BW (`for_weights`), or only until B or BI."""
         segment = self.model.segments[number]
-        weights = segment.saved_for_weights_bytes
-        return self._share(number, weights if for_weights else segment.saved_bytes - weights)
+        weights, whole = segment.saved_for_weights_bytes, segment.saved_whole_bytes
+        if for_weights:
+            return self._share(number, weights)
+        if self.shares.tensor_degree[number] == 1:
+            return self._share(number, segment.saved_bytes - weights - segment.saved_gathers_bytes)
+        tokens = self.shares.token_degree[number]
+        return -(-whole // tokens) + self._share(number, segment.saved_bytes - weights - whole)
 
     def remade_bytes(self, number: int, *, for_weights: bool) -> int:
         """Return what of `saved_bytes` F throws away and R makes again."""
@@ -202,6 +210,8 @@ class LocalModel:
         """Return the operations of one pass of a segment; equal segments share one tuple."""
         if kind is TaskKind.R and not self.is_remade(number):
             return self._selected(number)
+        if kind is TaskKind.R and number in self._kept_results:
+            return self._made_again(number)
         segment = self.model.segments[number]
         found = {
             TaskKind.F: segment.forward_no_grad if no_grad else segment.forward,
@@ -213,11 +223,25 @@ class LocalModel:
         shares = self.shares
         expert, sequence = shares.expert_of.get(number), shares.sequence_of.get(number)
         tensor, tokens = shares.tensor_degree[number], shares.token_degree[number]
+        if tensor == 1 and any(map(gathers_features, found)):
+            found = self._ungathered(found)
         if tensor == tokens == 1 and expert is None:
             return found
         key = (id(found), tensor, tokens, expert, sequence)
         if key not in self._cut_operations:
             self._cut_operations[key] = tuple(self._local(operation, number) for operation in found)
+        return self._cut_operations[key]
+
+    def kept_result_bytes(self, number: int) -> int:
+        """Return the results that a segment keeps although the rest of it is made again."""
+        kept = self._kept_results.get(number, {})
+        return sum(_result_bytes(operation) * count for operation, count in kept.items())
+
+    def _ungathered(self, found: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        """Return the operations of one rank that has all features: it gathers nothing."""
+        key = (id(found), "ungathered")
+        if key not in self._cut_operations:
+            self._cut_operations[key] = tuple(o for o in found if not gathers_features(o))
         return self._cut_operations[key]
 
     def parameter_numel(self, name: str) -> int:
@@ -251,6 +275,34 @@ class LocalModel:
         """Segments that an R makes again as a whole."""
         again = [n for n in self.graph.nodes if n.kind is TaskKind.R and n.recomputed]
         return frozenset(i for n in again for i in range(n.first_segment, n.last_segment + 1))
+
+    def _made_again(self, number: int) -> tuple[Operation, ...]:
+        """Return the forward of a segment without the kernels whose results are kept."""
+        forward, kept = self.operations(number, TaskKind.F), self._kept_results[number]
+        key = (id(forward), "made again", tuple(kept.values()))
+        if key not in self._cut_operations:
+            left = [(o, o.count - kept.get(o, 0)) for o in forward]
+            self._cut_operations[key] = tuple(replace(o, count=count) for o, count in left if count)
+        return self._cut_operations[key]
+
+    @cached_property
+    def _kept_results(self) -> Mapping[int, Mapping[Operation, int]]:
+        """By segment, the kernels whose results are kept where the others are made again, and how often.
+
+        Attention, and of the linear layers of a unit the first, third, ... .
+        """
+        claimed = [i for f in self.graph.recomputations if f.mode == "ops" for i in f.segments]
+        found: dict[int, dict[Operation, int]] = {}
+        passed: Counter[int] = Counter()
+        for number in sorted(claimed):
+            unit, found[number] = self.unit_of[number], {}
+            for operation in self.operations(number, TaskKind.F):
+                if operation.kind is OpKind.ATTENTION:
+                    found[number][operation] = operation.count
+                elif operation.name in _LINEAR:
+                    before, passed[unit] = passed[unit], passed[unit] + operation.count
+                    found[number][operation] = (passed[unit] + 1) // 2 - (before + 1) // 2
+        return found
 
     @cached_property
     def _selective(self) -> Mapping[int, Recomputation]:
@@ -325,6 +377,11 @@ class LocalModel:
         rows = max(o.shape[0] for o in operations if normalises_cut_features(o))
         return _ROW_NUMBERS * rows * DTYPE_BYTES["fp32"]
 
+    def _feature_bytes(self, node: Node) -> int:
+        """Return the bytes of the features that a region gathers; its kernels read and write them."""
+        operations = self.operations(node.region[0], TaskKind.F)
+        return max(o.bytes // 2 for o in operations if gathers_features(o))
+
     def _ring_bytes(self, node: Node) -> int:
         """Return what a rank passes on in one pass: cp - 1 times keys and values, in B gradients too."""
         total = 0
@@ -364,6 +421,16 @@ class LocalModel:
             return operation
         # The last of cp pieces sees all keys but half of its own: (cp - 1/2) / (cp / 2) of the mean.
         return replace(operation, flops=ceil(operation.flops * (2 * context - 1) / context))
+
+
+def _result_bytes(operation: Operation) -> int:
+    """Return what a linear layer, or attention with its fp32 number per row, makes."""
+    element = DTYPE_BYTES[operation.dtype]
+    if operation.kind is OpKind.ATTENTION:
+        batch, heads, _, seq, _, head_dim = operation.shape
+        return batch * heads * seq * (head_dim * element + DTYPE_BYTES["fp32"])
+    batch, rows, columns, _ = operation.shape
+    return batch * rows * columns * element
 
 
 def _inwards(node: Node) -> bool:

@@ -28,6 +28,7 @@ def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
             found.append(_buffer(f"{memory_class.name.lower()} of stage {bucket.stage}", size, memory_class))
     frozen = _frozen_numel(graph, pipeline_rank) * element
     found.append(_buffer("frozen parameters", frozen, MemoryClass.PARAMETERS))
+    found.append(_buffer("buffers of the framework", graph.framework_bytes, MemoryClass.WORKSPACE))
     found.append(_buffer("buffers of the module", graph.model.buffer_bytes, MemoryClass.WORKSPACE))
     return [buffer for buffer in found if buffer.size_bytes]
 

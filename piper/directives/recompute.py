@@ -23,7 +23,7 @@ from piper.graph.filters import Filter
 from piper.graph.graph import Graph
 from simulator.plan import TaskKind
 
-MODES = ("full", "selective")
+MODES = ("full", "selective", "ops")
 SELECTED = (OpKind.ATTENTION.value, OpKind.SOFTMAX.value)
 """What selective recomputation makes again unless it says otherwise: the attention core, whose activations
 are large and cheap to make (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
@@ -37,10 +37,15 @@ class Recompute(Directive):
 
     rewrite: F -> B  ->  F(keeps its input) -> R -> B                               (full)
              F -> B  ->  F(without the results of some kinds) -> R(these kinds) -> B  (selective)
+             F -> B  ->  F(keeps its input, and some results) -> R(the rest) -> B     (ops)
+
+    Mode "ops" keeps what torchtitan's selective checkpointing per operator keeps: results of attention and of
+    every second linear layer of a unit, the first included (torchtitan/models/llama3/infra/parallelize.py).
 
     Args:
         filter: the units, e.g. {"LAYER": "*"}.
-        mode: "full": only inputs are kept; "selective": the results of the kinds in `ops` are made again.
+        mode: "full": only inputs are kept; "selective": the results of the kinds in `ops` are made again;
+            "ops": all is made again but results of attention and of every second linear layer.
         ops: selective: kinds of operations (`cost_models.ops.OpKind`), rising.
         layers: only the first so many of the matched units of each stage; None: all.
     """
@@ -59,10 +64,10 @@ class Recompute(Directive):
         refuse_unknown_keys(entry, cls.keys, where=where, op=cls.op)
         mode = read_choice(entry.get("mode", "full"), MODES, where=where, name="recompute.mode")
         ops = _kinds(entry["ops"], where=where) if "ops" in entry else ()
-        if ops and mode == "full":
+        if ops and mode != "selective":
             raise StrategyError(
                 where=where, field="recompute.ops", value=list(ops),
-                rule='selects kinds of operations, but the mode is "full"',
+                rule=f'selects kinds of operations, but the mode is "{mode}"',
                 fix='write "mode": "selective", or leave ops out',
             )  # fmt: skip
         layers = entry.get("layers")
@@ -83,7 +88,7 @@ class Recompute(Directive):
         segments = tuple(i for i in self._first(graph, segments) if i in with_backward)
         if not segments:
             return graph
-        if self.mode == "full":
+        if self.mode != "selective":
             graph = graph.map_nodes({
                 node.uid: replace(node, recomputed=True)
                 for node in graph.nodes

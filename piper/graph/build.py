@@ -20,6 +20,8 @@ def build_graph(
     clip_grad_norm: float | None,
     states: StateDtypes | None = None,
     gathers_overlap: bool = False,
+    activation_factor: float = 1.0,
+    framework_bytes: int = 0,
 ) -> Graph:
     """Return the graph of one microbatch of one replica: F along the data, B against it.
 
@@ -59,6 +61,8 @@ def build_graph(
         optimizer=optimizer,
         states=states,
         gathers_overlap=gathers_overlap,
+        activation_factor=activation_factor,
+        framework_bytes=framework_bytes,
     )
 
 

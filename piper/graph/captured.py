@@ -85,6 +85,9 @@ class CapturedSegment:
         backward_inputs: BI: the operations of B that the gradients of the inputs need.
         backward_weights: BW: the others.
         saved_bytes: kept from F to B, apart from inputs and outputs.
+        saved_whole_bytes: of `saved_bytes`, what every rank of a tensor-parallel region keeps whole, because
+            the region gathers it: logits, for a loss that is not cut.
+        saved_gathers_bytes: of `saved_whole_bytes`, what exists only because it is gathered.
         inputs_saved: for each input, whether an operation of the segment saved it.
         outputs_saved: the same for each output.
         saved_for_weights_bytes: of `saved_bytes`, what BW reads.
@@ -113,6 +116,8 @@ class CapturedSegment:
     outputs_saved: tuple[bool, ...]
     backward_inputs: PassCost = NOTHING
     backward_weights: PassCost = NOTHING
+    saved_whole_bytes: int = 0
+    saved_gathers_bytes: int = 0
     saved_for_weights_bytes: int = 0
     gradients_for_weights_bytes: int = 0
     saved_by_kind: tuple[tuple[str, int, int], ...] = ()

@@ -127,7 +127,8 @@ class Recomputation:
 
     Args:
         segments: which.
-        mode: "full": only inputs are kept; "selective": the listed kinds alone are made again.
+        mode: "full": only inputs are kept; "ops": and results of attention and of every second matmul;
+            "selective": the listed kinds alone are made again.
         kinds: selective: kinds of operations (`cost_models.ops.OpKind` values).
         where: file and line.
     """

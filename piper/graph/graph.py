@@ -159,6 +159,8 @@ class Graph:
         states: dtypes of gradients, masters, moments and messages, or None: `StateDtypes.of(dtype)`.
         gathers_overlap: a forward waits for updated parameters (ZeRO-1, 2) bucket by bucket, not for all of
             its stage.
+        framework_bytes: buffers that the framework holds on every device.
+        activation_factor: bytes that are kept from F to B, over those that the operations are known to keep.
     """
 
     models: tuple[CapturedModel, ...]
@@ -190,6 +192,8 @@ class Graph:
     optimizer: str = "adamw"
     states: StateDtypes | None = None
     gathers_overlap: bool = False
+    activation_factor: float = 1.0
+    framework_bytes: int = 0
 
     @property
     def state_dtypes(self) -> StateDtypes:

@@ -26,10 +26,19 @@ _COLUMNS = 1
 """Position of what is normalised over in the shapes of softmax and cross-entropy."""
 
 
+GATHER_FEATURES = "fused.gather_features.default"
+"""Name of the kernel that stands for the gather of a region's features (`piper.capture.loss_kernels`)."""
+
+
 def normalises_cut_features(operation: Operation) -> bool:
     """Return whether a kernel normalises over a dimension that tensor parallelism cuts."""
     kinds = {OpKind.SOFTMAX, OpKind.CROSS_ENTROPY}
     return operation.kind in kinds and operation.tensor_dim == _COLUMNS and operation.direction == "fwd"
+
+
+def gathers_features(operation: Operation) -> bool:
+    """Return whether a kernel leaves the cut features of a region whole on every rank."""
+    return operation.name == GATHER_FEATURES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from piper.graph.rank_groups import (
     tensor_group,
 )
 from piper.graph.regrouping import Regrouping, regrouping, require_stage_meshes
-from piper.graph.shares import Shares, normalises_cut_features
+from piper.graph.shares import Shares, gathers_features, normalises_cut_features
 from piper.graph.streams import TRANSFERS
 from simulator.plan import Group, TaskKind
 
@@ -42,7 +42,8 @@ class InsertExchanges:
     gradients. cp ring: keys and values go round while attention computes, so the ring shift stands beside it.
 
     Where a region normalises over its cut features (a loss over a cut vocabulary), ranks agree on maximum,
-    sum and the wanted entry of each row behind F: one all-reduce (Shoeybi et al. 2019, section 3).
+    sum and the wanted entry of each row behind F: one all-reduce (Shoeybi et al. 2019, section 3). Where it
+    gathers these features before the loss (`cross_entropy: gathered`), an all-gather of them stands there.
 
     With sequence_parallel a region's gathered inputs are not kept for the backward: they are gathered again,
     while B (or BI) computes, for the gradients of parameters (Korthikanti et al. 2022, section 4.2.2).
@@ -311,16 +312,18 @@ class _Rewiring:
         return graph.rewrite(add=nodes, connect=edges)
 
     def _normalised(self, graph: Graph) -> Graph:
-        """Return the graph with an all-reduce behind each F that normalises over features that are cut."""
+        """Return the graph with a collective behind each F that normalises over, or gathers, cut features."""
         nodes: list[Node] = []
         edges: list[GraphEdge] = []
         for segment in sorted(self.shares.tensor_of):
             operations = graph.model.segments[segment].forward.operations
             region = self.shares.region("tp", segment)
-            if region is None or not any(normalises_cut_features(operation) for operation in operations):
+            gathers = any(map(gathers_features, operations))
+            if region is None or not (gathers or any(map(normalises_cut_features, operations))):
                 continue
             border = _Border("tp", region, False)
-            node = self._node(border, f"norm{segment}", phase=F, kind=TaskKind.ALL_REDUCE)
+            kind = TaskKind.ALL_GATHER if gathers else TaskKind.ALL_REDUCE
+            node = self._node(border, f"norm{segment}", phase=F, kind=kind)
             node = replace(node, region=(segment, segment))
             nodes.append(node)
             edges.append(GraphEdge(f"F.{segment}", node.uid))

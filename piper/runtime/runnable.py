@@ -26,6 +26,7 @@ _RUN = frozenset(
     }
 )
 _MOST_ZERO = 1
+_OPTIMIZERS = ("adamw", "sgd")
 _INSTEAD = {
     TaskKind.BI: "use a schedule with fused backwards (B), such as 1f1b",
     TaskKind.BW: "use a schedule with fused backwards (B), such as 1f1b",
@@ -44,6 +45,8 @@ def require_runnable(plan: Plan) -> None:
     if plan.training.states != StateDtypes.of(plan.training.dtype):
         changed = _changed(plan.training.states, StateDtypes.of(plan.training.dtype))
         raise _refused(changed, "leave out what changes the dtypes of gradients and states")
+    if plan.training.optimizer not in _OPTIMIZERS:
+        raise _refused(f"optimizer={plan.training.optimizer}", "use adamw or sgd")
     for device in plan.device_plans:
         _check_kinds(device)
         _check_recomputation(device)

@@ -59,6 +59,8 @@ def _recompute(resolved: Resolved, model: CapturedModel) -> Recompute:
     where, text = resolved.strategy.where, str(resolved.shorthand.recompute)
     tag = "LAYER" if any("LAYER" in dict(s.tags) for s in model.segments) else "PP"
     which = Filter.parse({tag: "*"}, where=where)
+    if text == "ops" or (text == "selective" and resolved.habits.selective == "ops"):
+        return Recompute(filter=which, mode="ops", where=where)
     if text == "selective":
         return Recompute(filter=which, mode="selective", ops=SELECTED, where=where)
     layers = text.removeprefix("full").removeprefix(":")

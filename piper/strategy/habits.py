@@ -6,7 +6,13 @@ Keys are those of the shorthand that describe a way of working (not degrees or s
   divide evenly over the pipeline ranks (else one stage), and neither vp, schedule nor places are stated.
 * overlap_param_gather: with buckets, a forward waits for the updated parameters of ZeRO-1 and 2 bucket by
   bucket (on), or for all of its stage (off, the default; Megatron-LM's --overlap-param-gather).
-* gradient_dtype: in which gradients are summed over microbatches: fp32 (Megatron-LM's main_grad), or bf16.
+* etp: "tp": experts are cut over as many ranks as the rest, where there are ep and tp and no stated etp.
+* selective: what recompute=selective means: attention (Korthikanti et al. 2022), or ops (torchtitan).
+* activation_factor: what is kept from forward to backward, over what operations are known to keep: copies of
+  a framework, from 1 to 2. pipeline_activation_factor: the same with pp > 1 (OneFlow double-buffers there).
+* framework_mb: 2^20 bytes of buffers that the framework holds on every device (DeepSpeed's buckets).
+* gradient_dtype: in which gradients are summed over microbatches: fp32 (Megatron-LM's main_grad), bf16, fp16,
+  or compute: as the job computes.
 * reduce_dtype: in which they travel, where `replicate` does not say; the same, or narrower.
 * gather_dtype: in which parameters travel: after an update, and before the use of cut ones.
 * master_dtype: fp32, or none: the optimizer updates the parameters themselves.
@@ -19,18 +25,20 @@ overlap_param_gather, and what it leaves open of schedule and vp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from cost_models.errors import nearest, require_known
+from cost_models.errors import nearest, require_known, require_positive_int, whole_number
 from cost_models.ops import DTYPE_BYTES
 from piper.errors import JobError
 from piper.strategy.shorthand import Shorthand, read_value
 from simulator.plan import StateDtypes
-from simulator.plan.states import NO_MASTERS
+from simulator.plan.states import EIGHT_BITS, NO_MASTERS
 
-FLOATS = ("fp32", "bf16", "fp16")
+COMPUTE = "compute"
+FLOATS = ("fp32", "bf16", "fp16", COMPUTE)
 DTYPES: dict[str, tuple[str, ...]] = {
     "gradient_dtype": FLOATS,
     "reduce_dtype": FLOATS,
@@ -43,7 +51,11 @@ DTYPES: dict[str, tuple[str, ...]] = {
 WAYS = ("vp", "zero", "sp", "schedule", "recompute", "async_tp", "offload", "bucket_mb", "prefetch")
 """Keys of the shorthand that a stack may state."""
 OVERLAP = "overlap_param_gather"
-HABITS = (*WAYS, OVERLAP, *DTYPES)
+ETP, SELECTIVE, FACTOR = "etp", "selective", "activation_factor"
+PIPELINE_FACTOR, FRAMEWORK = "pipeline_activation_factor", "framework_mb"
+_CHOICES: dict[str, tuple[str, ...]] = {ETP: ("tp",), SELECTIVE: ("attention", "ops"), OVERLAP: ("on", "off")}
+HABITS = (*WAYS, *_CHOICES, FACTOR, PIPELINE_FACTOR, FRAMEWORK, *DTYPES)
+_MOST_FACTOR = 2.0
 ONE_LAYER = "layers"
 _SUFFIX = "_dtype"
 _SWITCHES = {True: "on", False: "off"}
@@ -57,6 +69,9 @@ class Habits:
         ways: keys of the shorthand; None: not stated.
         layer_per_stage: vp is "layers".
         gathers_overlap: see `overlap_param_gather`; None: not stated.
+        etp_is_tp: etp is "tp".
+        selective: what recompute=selective means, or None: attention.
+        activation_factor, pipeline_activation_factor, framework_mb: None: not stated.
         dtypes: the stated ones, by key.
         chosen: keys whose values the user chose: no assumptions.
     """
@@ -64,13 +79,23 @@ class Habits:
     ways: Shorthand = field(default_factory=Shorthand)
     layer_per_stage: bool = False
     gathers_overlap: bool | None = None
+    etp_is_tp: bool = False
+    selective: str | None = None
+    activation_factor: float | None = None
+    pipeline_activation_factor: float | None = None
+    framework_mb: int | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     chosen: frozenset[str] = frozenset()
 
-    def states(self, compute: str) -> StateDtypes:
+    def states(self, compute: str, *, optimizer: str = "adamw") -> StateDtypes:
         """Return the dtypes of a training; raises JobError for gradients that travel wider than summed."""
+        eight_bits = {"moment": EIGHT_BITS[optimizer]} if optimizer in EIGHT_BITS else {}
         found = StateDtypes.of(compute).changed(
-            {name.removesuffix(_SUFFIX): value for name, value in self.dtypes.items()}
+            eight_bits
+            | {
+                name.removesuffix(_SUFFIX): compute if value == COMPUTE else value
+                for name, value in self.dtypes.items()
+            }
         )
         if DTYPE_BYTES[found.reduce] > DTYPE_BYTES[found.gradient]:
             raise JobError(
@@ -80,12 +105,20 @@ class Habits:
             )  # fmt: skip
         return found
 
+    def factor(self, pp: int) -> float:
+        """Return what is kept from forward to backward, over what operations are known to keep."""
+        with_pipeline = self.pipeline_activation_factor if pp > 1 else None
+        return with_pipeline or self.activation_factor or 1.0
+
     @property
     def assumed(self) -> dict[str, object]:
         """Return what holds for every strategy and was not chosen by the user."""
         stated: dict[str, object] = dict(self.dtypes)
         if self.gathers_overlap is not None:
             stated[OVERLAP] = _SWITCHES[self.gathers_overlap]
+        for name in (FACTOR, PIPELINE_FACTOR, FRAMEWORK):
+            if getattr(self, name) is not None:
+                stated[name] = getattr(self, name)
         return {name: value for name, value in stated.items() if name not in self.chosen}
 
 
@@ -100,11 +133,16 @@ def read_habits(
     for where, section in sections:
         stated |= {name: _value(name, value, where=where) for name, value in section.items()}
     one_layer = stated.get("vp") == ONE_LAYER
-    names = {f.name for f in fields(Shorthand)} - ({"vp"} if one_layer else set())
+    names = set(WAYS) - ({"vp"} if one_layer else set())
     return Habits(
         ways=Shorthand(**{name: value for name, value in stated.items() if name in names}),
         layer_per_stage=one_layer,
-        gathers_overlap=stated.get(OVERLAP),
+        gathers_overlap=None if OVERLAP not in stated else stated[OVERLAP] == "on",
+        etp_is_tp=ETP in stated,
+        selective=stated.get(SELECTIVE),
+        activation_factor=stated.get(FACTOR),
+        pipeline_activation_factor=stated.get(PIPELINE_FACTOR),
+        framework_mb=stated.get(FRAMEWORK),
         dtypes={name: stated[name] for name in DTYPES if name in stated},
         chosen=chosen,
     )
@@ -120,9 +158,28 @@ def _value(name: str, value: object, *, where: str) -> object:
     if name in DTYPES:
         require_known(text, DTYPES[name], where=where, field=at, error=JobError)
         return text
-    if name == OVERLAP:
-        require_known(text, list(_SWITCHES.values()), where=where, field=at, error=JobError)
-        return text == _SWITCHES[True]
+    if name in _CHOICES:
+        require_known(text, _CHOICES[name], where=where, field=at, error=JobError)
+        return text
+    if name in {FACTOR, PIPELINE_FACTOR}:
+        return _factor(text, field=at, where=where)
+    if name == FRAMEWORK:
+        number = whole_number(text)
+        fix = "give 2^20 bytes, such as 1024"
+        return require_positive_int(number, where=where, field=at, fix=fix, error=JobError)
     if name == "vp" and text == ONE_LAYER:
         return text
     return read_value(name, text, where=where)
+
+
+def _factor(text: str, *, field: str, where: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number <= _MOST_FACTOR:
+        raise JobError(
+            where=where, field=field, value=text,
+            rule=f"must be a number from 1 to {_MOST_FACTOR:g}", fix="write for example 1.2",
+        )  # fmt: skip
+    return number

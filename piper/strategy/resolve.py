@@ -190,6 +190,8 @@ def _with_habits(
             "sp": parts, "async_tp": parts, "recompute": True, "offload": True,
         }  # fmt: skip
         found |= {name: getattr(ways, name) for name, applied in applies.items() if applied}
+        if habits.etp_is_tp and parts and (stated.ep or 1) > 1:
+            found["etp"] = degrees.tp
     new = {name: v for name, v in found.items() if v is not None and getattr(stated, name) is None}
     defaults |= {name: value for name, value in new.items() if name not in habits.chosen}
     return replace(strategy, stated=replace(stated, **new))  # type: ignore[arg-type]

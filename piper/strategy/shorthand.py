@@ -110,11 +110,11 @@ def read_value(key: str, text: str, *, where: str) -> int | str:
 
 def _recompute(text: str, *, where: str) -> str:
     layers = whole_number(text.removeprefix("full:"))
-    if text in {"none", "selective", "full"} or (
+    if text in {"none", "selective", "ops", "full"} or (
         text.startswith("full:") and layers is not None and layers > 0
     ):
         return text
     raise StrategyError(
-        where=where, field="recompute", value=text, rule="must be none, selective, full or full:N",
+        where=where, field="recompute", value=text, rule="must be none, selective, ops, full or full:N",
         fix="write recompute=full",
     )  # fmt: skip

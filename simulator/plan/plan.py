@@ -242,7 +242,7 @@ class TrainingFacts:
         micro_batch_sizes: sequences of microbatch 0, 1, ... of every replica; they sum to its batch. A device
             with a mesh of its own takes this x dp of the plan's mesh / its dp.
         dtype: compute dtype ("bf16", "fp16", "fp32").
-        optimizer: "adamw" or "sgd".
+        optimizer: "adamw", "adamw8bit", "momentum" or "sgd".
         clip_grad_norm: largest global gradient norm, or None (no clipping, no barrier).
         states: dtypes of gradients, masters, moments and messages.
     """

@@ -8,8 +8,11 @@ from typing import Self
 from cost_models.ops import DTYPE_BYTES, kept_dtype
 
 NO_MASTERS = "none"
-MOMENTS = {"adamw": 2, "sgd": 0}
+MOMENTS = {"adamw": 2, "adamw8bit": 2, "momentum": 1, "sgd": 0}
 """Optimizer -> moments of a parameter."""
+EIGHT_BITS = {"adamw8bit": "uint8"}
+"""Optimizer -> dtype of its moments unless stated; their fp32 scales of 256 elements (1.6 %) are left out
+(Dettmers et al. 2021, arXiv 2110.02861; bitsandbytes)."""
 _CUT_PARAMETERS_ZERO = 3
 
 

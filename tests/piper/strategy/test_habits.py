@@ -91,7 +91,7 @@ def test_stages_of_one_layer_where_layers_and_microbatches_divide(stack):
     ("section", "field", "fix"),
     [
         ("{zeroo: 1}", "strategy.zeroo", "zero"),
-        ("{tp: 2}", "strategy.tp", "known"),
+        ("{micro_batch: 2}", "strategy.micro_batch", "known"),
         ("{gradient_dtype: fp8}", "strategy.gradient_dtype", "bf16"),
         ("{zero: 5}", "zero", "zero=1"),
         ("{overlap_param_gather: maybe}", "strategy.overlap_param_gather", "off"),
