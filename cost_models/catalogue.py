@@ -7,6 +7,7 @@ and takes over the others; both sources are kept.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from cost_models.hardware import ALIASES as GPU_ALIASES
 from cost_models.hardware import GPUS
 from cost_models.read_cluster import read_cluster
 from cost_models.read_gpu import read_gpu
-from cost_models.read_measured import with_table_beside
+from cost_models.read_measured import with_table_beside, with_tables_inside
 from cost_models.stacks import ALIASES as STACK_ALIASES
 from cost_models.stacks import STACKS
 from cost_models.topology import Cluster
@@ -110,6 +111,19 @@ def load_cluster(name_or_path: str) -> Cluster:
     return _cluster(_CLUSTER.path(str(name_or_path)))
 
 
+def cluster_content(name_or_path: str) -> dict[str, Any]:
+    """Return what the file of a cluster says, with what it extends and with its device's file in `gpu`.
+
+    Raises: CostModelError as `load_cluster`.
+    """
+    path = _CLUSTER.path(str(name_or_path))
+    _cluster(path)  # refuses what is broken
+    content = copy.deepcopy(_content(path, _CLUSTER))
+    if isinstance(content["gpu"], str):
+        content["gpu"] = copy.deepcopy(_content(_GPU.path(content["gpu"], beside=path), _GPU))
+    return with_tables_inside(content)
+
+
 def load_stack(name_or_path: str) -> Stack:
     """Return a stack profile by catalogue name or alias or from a YAML file; raises as `load_gpu`."""
     return _stack(_STACK.path(str(name_or_path)))
@@ -178,8 +192,10 @@ def _cluster(path: Path) -> Cluster:
     content = _content(path, _CLUSTER)
     where = _shown(path)
     gpu = content.get("gpu")
+    if isinstance(gpu, dict):  # a calibrated cluster holds its devices
+        return read_cluster(content, gpu=read_gpu(gpu, where=f"{where}: gpu"), where=where)
     if not isinstance(gpu, str):
-        fix = "name a GPU (see `piper gpus`) or a YAML file"
+        fix = "name a GPU (see `piper gpus`), a YAML file, or write its sections here"
         raise CostModelError(where=where, field="gpu", value=gpu, rule="must be a GPU", fix=fix)
     return read_cluster(content, gpu=_gpu(_GPU.path(gpu, beside=path)), where=where)
 

@@ -7,9 +7,10 @@ each turns `UnreadableError` into an error that names its own field and fix.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,18 @@ def parse_yaml(text: str) -> Any:
         raise UnreadableError(f"has a value that is not YAML: {problem}") from None
     _require_tree(value)
     return value
+
+
+def yaml_text(value: Mapping[str, Any]) -> str:
+    """Return a mapping of plain values as YAML in block style, keys in their order."""
+    from ruamel.yaml import YAML  # 60 ms, needed only here
+
+    writer = YAML()
+    writer.width = 110
+    writer.default_flow_style = False
+    text = io.StringIO()
+    writer.dump(value, text)
+    return text.getvalue()
 
 
 def _require_tree(value: object) -> None:

@@ -65,6 +65,9 @@ class Links:
                 self.ranges[kind] = range(first, first + count)
                 rates.append(np.full(count, rate))
                 first += count
+        if cluster.host.cores is not None:
+            self.ranges[LinkKind.CORES] = range(first, first + 1)
+            rates.append(np.full(1, cluster.host.cores))
         self.bytes_per_s = np.concatenate(rates)
 
     def ports(self, kind: LinkKind, ranks: Ints) -> Ints:
@@ -91,6 +94,11 @@ class Links:
         """Return the link to the spine above each node."""
         return self.ranges[kind].start + nodes // self.nodes_per_leaf
 
+    @property
+    def cores(self) -> int | None:
+        """Return the link that stands for the cores of the host, or None: they are not shared."""
+        return self.ranges[LinkKind.CORES].start if LinkKind.CORES in self.ranges else None
+
     def machine(self) -> Machine:
         """Return the capacities, with the names of the links."""
         gpu = self.cluster.gpu
@@ -100,6 +108,7 @@ class Links:
             memory_bytes_per_s=gpu.memory_bytes_per_s,
             links=self.ranges,
             describe_link=_describer(self.ranges, self.rails_per_node),
+            cores=self.cores,
         )
 
 
@@ -116,6 +125,7 @@ _NAMES = {
     LinkKind.LEAF_IN: "spine to leaf switch {0}",
     LinkKind.HOST_OUT: "host link {0}, to the host",
     LinkKind.HOST_IN: "host link {0}, to the device",
+    LinkKind.CORES: "cores of the host",
 }
 
 

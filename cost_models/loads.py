@@ -68,8 +68,11 @@ class Loads:
             self._collectives.alone_transfer(size_bytes, inside=inside) for inside in np.unique(near).tolist()
         ]
         channels = self._message_channels(near)
+        slowest = max(alone, key=lambda time: time.seconds)
+        on_cores = self.links.cores is not None
+        self._add_cores(entries, pairs.size, slowest.seconds)
         return entries.use(
-            latency_s=max(alone, key=lambda time: time.seconds).latency_s,
+            latency_s=0.0 if on_cores else slowest.latency_s,
             processors=_used(channels, size_bytes),
             memory_bytes=size_bytes,
         )
@@ -102,6 +105,7 @@ class Loads:
             channels = self._ring_channels(layout, switched)
             if switched.any():
                 memory_bytes = 2.0 * size_bytes
+        self._add_cores(entries, layout.flat.size, slowest.seconds - slowest.latency_s)
         return entries.use(
             latency_s=slowest.latency_s,
             processors=min(channels, max(messages, _used(channels, size_bytes))),
@@ -118,6 +122,12 @@ class Loads:
             entries.add(self.links.hosts(kind, ranks), size_bytes)
         latency_s = link.latency_s if link else 0.0
         return entries.use(latency_s=latency_s, processors=0, memory_bytes=size_bytes)
+
+    def _add_cores(self, entries: _Entries, members: int, seconds: float) -> None:
+        """Add a core for each member during `seconds`, at most all; [Note: cores that processes share]."""
+        cores = self.cluster.host.cores
+        if self.links.cores is not None and cores is not None:
+            entries.add(np.array([self.links.cores]), min(members, cores) * seconds)
 
     def _message_channels(self, near: Flags) -> int:
         """Return the channels of messages, of which some stay inside a node."""

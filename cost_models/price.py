@@ -75,6 +75,10 @@ class CostModel(Protocol):
         """Return the host time to launch one kernel."""
 
     @property
+    def pass_overhead(self) -> Price:
+        """Return the host time of a task that computes, beside its kernels, where calling is running."""
+
+    @property
     def run_ahead_kernels(self) -> int | None:
         """Return how many kernels of a stream may be launched and not have ended; None: any number."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_models.errors import CostModelError
 from cost_models.gpu import Gpu
+from cost_models.host import HostSpec
 from cost_models.measured import Measured
 from cost_models.price import CollectiveKind, Provenance, bus_factor
 from cost_models.read_gpu import provenance
@@ -17,8 +18,10 @@ from cost_models.topology import Channels, Cluster, Communicators, Curve, InterN
 from cost_models.yaml_file import Section
 
 _CURVED = tuple(kind for kind in CollectiveKind if kind is not CollectiveKind.RING_SHIFT)
+_COSTS = ("launch_overhead", "gradient_launch_overhead", "pass_overhead", "message_overhead")
 _CHANNELS = tuple(field.name for field in fields(Channels))
-_CURVE = ("base", "per_rank", "sqrt", "bandwidth", "error")
+_HOST = ("gpus_per_link", "cores", *_COSTS, "stack", "error", "provenance")
+_CURVE = ("base", "per_rank", "latency", "sqrt", "bandwidth", "error")
 
 
 def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
@@ -47,6 +50,7 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
     )
     bus = link.rate("bus") if "bus" in link else None
     curves, in_switch, transfer = _curves(intra, bus_bytes_per_s=bus or math.inf)
+    host = file.section("host", _HOST) if "host" in file else None
     return Cluster(
         name=file.text("name"),
         description=file.text("description"),
@@ -64,11 +68,10 @@ def read_cluster(content: Any, *, gpu: Gpu, where: str) -> Cluster:
             pair_bytes=sizes.size("pair", zero_ok=True), group_bytes=sizes.size("group", zero_ok=True)
         ),
         channels=_channels(file, gpu) if "channels" in file else Channels(),
-        gpus_per_host_link=(
-            file.section("host", ("gpus_per_link",)).integer("gpus_per_link") if "host" in file else 1
-        ),
+        gpus_per_host_link=host.integer("gpus_per_link") if host and "gpus_per_link" in host else 1,
         gpus_per_domain=file.section("domain", ("gpus",)).integer("gpus") if "domain" in file else None,
         bus_bytes_per_s=bus,
+        host=_host(host) if host else HostSpec(),
         sources={"cluster": file.source}
         | {name: content[name]["source"] for name in sections if name in file},
     )
@@ -140,7 +143,15 @@ def _curve(section: Section, basis: Provenance) -> Curve:
         bandwidth_bytes_per_s=section.rate("bandwidth"),
         error=section.error(),
         provenance=basis,
+        latencies=_latencies(section) if "latency" in section else (),
     )
+
+
+def _latencies(section: Section) -> tuple[tuple[int, float], ...]:
+    """Return (ranks, seconds) by rising ranks: keys such as ranks_4."""
+    sizes = section.numbered("latency", "ranks_")
+    table = section.section("latency", tuple(f"ranks_{size}" for size in sizes), sourced=False)
+    return tuple((size, table.seconds(f"ranks_{size}", zero_ok=True)) for size in sizes)
 
 
 def _channels(file: Section, gpu: Gpu) -> Channels:
@@ -157,6 +168,23 @@ def _channels(file: Section, gpu: Gpu) -> Channels:
                 fix="give what the communication library logs (NCCL_DEBUG=INFO)",
             )
     return Channels(**given)
+
+
+def _host(section: Section) -> HostSpec:
+    """Return what a node's host does; costs come with their stack, error and provenance."""
+    cores = section.number("cores") if "cores" in section else None
+    if not any(key in section for key in _COSTS):
+        return HostSpec(cores=cores)
+    return HostSpec(
+        cores=cores,
+        stack=section.text("stack"),
+        launch_s=section.seconds("launch_overhead", zero_ok=True),
+        gradient_launch_s=section.seconds("gradient_launch_overhead", zero_ok=True),
+        pass_s=section.seconds("pass_overhead", zero_ok=True),
+        message_s=section.seconds("message_overhead", zero_ok=True),
+        error=section.error(),
+        provenance=provenance(section),
+    )
 
 
 def _inter(file: Section) -> InterNode:

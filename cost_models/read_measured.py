@@ -69,6 +69,30 @@ def with_table_beside(content: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
+def with_tables_inside(content: dict[str, Any], *, slower: float = 1.0) -> dict[str, Any]:
+    """Return the content of a cluster's file with its tables as mappings, so that it needs no other file.
+
+    `slower`: how many times as long everything in them takes.
+    """
+    found = dict(content)
+    for name, section in content.items():
+        if isinstance(section, dict) and isinstance(section.get("table"), dict):
+            found[name] = {**section, "table": _as_mapping(section["table"], slower=slower)}
+    return found
+
+
+def _as_mapping(table: Mapping[str, Any], *, slower: float) -> dict[str, Any]:
+    points = [*_of_file(Path(table[FILE]))] if FILE in table else []
+    rest = {name: groups for name, groups in table.items() if name != FILE}
+    points += _of_mapping(rest, where="table", field="table")
+    found: dict[str, Any] = {}
+    for op, (nodes, members), size, seconds in points:
+        group = str(members) if nodes == 1 else f"{nodes}x{members}"
+        times = found.setdefault(op, {}).setdefault(group, {})
+        times[f"{size:g}B" if size == int(size) else size] = f"{seconds * slower / _MICRO:.6g}us"
+    return found
+
+
 def _grouped(
     points: Iterator[Point], *, where: str, field: str
 ) -> dict[tuple[str, tuple[int, int]], dict[float, float]]:

@@ -11,12 +11,14 @@ inside a domain or over several; network interfaces and the host belong to nodes
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cost_models.errors import CostModelError, require_positive
 from cost_models.gpu import Gpu
+from cost_models.host import HostSpec
 from cost_models.measured import Measured
 from cost_models.price import CollectiveKind, Provenance
 
@@ -46,6 +48,8 @@ class Curve:
 
     Args:
         base_s, per_rank_s: latency, linear in the group size.
+        latencies: or (members, seconds) at some group sizes, rising: linear between them, and as at the
+            nearest one beyond; empty: as the two above say. Where members share cores it grows faster.
         sqrt_s: seconds per square root of a byte.
         bandwidth_bytes_per_s: reached by very large messages.
         error: see [Note: error of a figure] in `gpu.py`.
@@ -62,10 +66,20 @@ class Curve:
     provenance: Provenance
     measured: Measured | None = None
     bus_bytes_per_s: float = math.inf
+    latencies: tuple[tuple[int, float], ...] = ()
 
     def latency_s(self, num_ranks: int) -> float:
         """Return the time of no bytes by the formula."""
-        return self.base_s + self.per_rank_s * num_ranks if num_ranks > 1 else 0.0
+        if num_ranks <= 1:
+            return 0.0
+        if not self.latencies:
+            return self.base_s + self.per_rank_s * num_ranks
+        sizes = [size for size, _ in self.latencies]
+        after = bisect_left(sizes, num_ranks)
+        if after in {0, len(sizes)} or sizes[after] == num_ranks:
+            return self.latencies[min(after, len(sizes) - 1)][1]
+        (low, low_s), (high, high_s) = self.latencies[after - 1 : after + 1]
+        return low_s + (high_s - low_s) * (num_ranks - low) / (high - low)
 
     def seconds(self, bus_bytes: float, num_ranks: int) -> float:
         """Return the time by the formula."""
@@ -216,6 +230,7 @@ class Cluster:
         bus_bytes_per_s: what all devices of a node send to each other at most, in sum; None: each as much
             as its link carries, through a switch of their own.
         gpus_per_domain: devices of a job in one domain, a multiple of `gpus_per_node`; None: one node.
+        host: of every node.
         sources: where the figures of each section come from.
     """
 
@@ -236,6 +251,7 @@ class Cluster:
     gpus_per_host_link: int = 1
     gpus_per_domain: int | None = None
     bus_bytes_per_s: float | None = None
+    host: HostSpec = field(default_factory=HostSpec)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -262,6 +278,14 @@ class Cluster:
                 self.max_nodes,
                 rule="must be 1 without a network",
                 fix="add the sections inter and inter_collectives, or say max_nodes: 1",
+            )
+        if self.host.cores is not None and self.max_nodes != 1:
+            raise _error(
+                self.name,
+                "host.cores",
+                self.host.cores,
+                rule="needs max_nodes: 1: only the cores of one node are shared",
+                fix="leave host.cores out, or say max_nodes: 1",
             )
         if self.gpus_per_node % self.gpus_per_host_link:
             raise _error(

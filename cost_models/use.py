@@ -35,6 +35,7 @@ class LinkKind(StrEnum):
     LEAF_IN = "leaf_in"
     HOST_OUT = "host_out"  # one device's link to its host, away from the device
     HOST_IN = "host_in"
+    CORES = "cores"  # the cores of the host: "bytes" are seconds of one core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +48,7 @@ class Machine:
         memory_bytes_per_s: of one device.
         links: the numbers of each kind of link.
         describe_link: names a link for people ("uplink of node 2, out").
+        cores: the link that every computing rank takes one unit a second of, or None: each has its own core.
     """
 
     link_bytes_per_s: npt.NDArray[np.float64]
@@ -54,6 +56,7 @@ class Machine:
     memory_bytes_per_s: float
     links: Mapping[LinkKind, range]
     describe_link: Callable[[int], str]
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cost_models.documents import UnreadableError, parse_yaml, read_text
-from cost_models.errors import CostModelError, as_float, nearest, require_positive_int
+from cost_models.errors import CostModelError, as_float, nearest, require_positive_int, whole_number
 from cost_models.units import Dimension, parse_quantity
 
 SCHEMA_VERSION = 1
@@ -97,6 +97,16 @@ class Section:
     def is_text(self, key: str) -> bool:
         """Return whether `key` is there and a text, where a field may be a text or a section."""
         return isinstance(self._data.get(key), str)
+
+    def numbered(self, key: str, prefix: str) -> tuple[int, ...]:
+        """Return the numbers n, rising, for which the section `key` has a key `prefix` + n; no other keys."""
+        names = self.mapping(key)
+        found = {str(name): whole_number(str(name).removeprefix(prefix)) for name in names}
+        for name, number in found.items():
+            if number is None or name != f"{prefix}{number}":
+                fix = f"write keys such as {prefix}4"
+                self._fail(key, name, rule="is not known", fix=fix)
+        return tuple(sorted(number for number in found.values() if number is not None))
 
     def text(self, key: str) -> str:
         """Return a text that is not empty."""

@@ -183,6 +183,8 @@ class _Pricer:
                 price = self.cost_model.operation(operation)
                 self.operations[operation] = _valid(price, f"operation {operation.name} of {work.label}")
             row.add(self.operations[operation], count=operation.count)
+        if work.operations:
+            row.add(_valid(self.cost_model.pass_overhead, f"pass of {work.label}"), count=1)
         return row
 
     def _transfer(self, question: Question) -> _Row:

@@ -36,8 +36,9 @@ class Workload:
     Args:
         device_starts: int64 [device plans + 1], first task of each device plan.
         stream_starts: int64 [device plans + 1], first stream of each device plan.
-        is_compute: bool [tasks].
-        is_host_copy: bool [tasks]; what is neither is a transfer or a collective.
+        is_compute: bool [tasks]; not where computations flow over shared cores (`sharing.demands`).
+        is_host_copy: bool [tasks], or a computation on shared cores: flows without a peer. What is neither is
+            a transfer or a collective.
         stream: int64 [tasks], stream number over all device plans.
         duration_ns: int64 [tasks], device time, or time on the wire, alone at full speed. A meeting (a
             message, a collective) takes that of the task that drives it: the sender, the first member.
@@ -133,11 +134,26 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
     duration = np.where(price == NONE, 0, prices.duration_ns[price])
     kernels = np.where(is_compute, np.where(price == NONE, 0, prices.num_kernels[price]), 1)
     stream = np.concatenate([t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)])
+    sharing = (
+        share(
+            plan,
+            cost_model,
+            questions=questions,
+            prices=prices,
+            price=price,
+            stream=stream,
+            is_compute=is_compute,
+            matching=matching,
+        )
+        if contention
+        else None
+    )
+    flows = is_compute & (sharing is not None and sharing.by_cores)  # [Note: shared cores]
     workload = Workload(
         device_starts=device_starts,
         stream_starts=stream_starts,
-        is_compute=is_compute,
-        is_host_copy=np.isin(kind, HOST_COPY_VALUES),
+        is_compute=is_compute & ~flows,
+        is_host_copy=np.isin(kind, HOST_COPY_VALUES) | flows,
         stream=stream,
         duration_ns=duration,
         launch_ns=_launch_ns(np.minimum(kernels, 1), cost_model),
@@ -155,18 +171,7 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
         codes=Codes(plan.device_plans),
         pipeline_rank=np.array([device.pipeline_rank for device in plan.device_plans], dtype=np.int64),
         n_devices=plan.replicas,
-        sharing=share(
-            plan,
-            cost_model,
-            questions=questions,
-            prices=prices,
-            price=price,
-            stream=stream,
-            is_compute=is_compute,
-            matching=matching,
-        )
-        if contention
-        else None,
+        sharing=sharing,
     )
     require_in_range(workload, steps=1)
     return workload

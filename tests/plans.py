@@ -65,6 +65,10 @@ class FakeCostModel:
         return self.launch_ns / 1e9
 
     @property
+    def pass_overhead(self) -> Price:
+        return exact_price(0)
+
+    @property
     def peak_flops_per_s(self) -> dict[str, float]:
         return self.peaks
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cost_models.band import band
 from cost_models.catalogue import Stack, load_cluster, load_stack
 from cost_models.models.collectives import Collectives
 from cost_models.models.host_copy import HostCopy
@@ -50,7 +51,15 @@ class ClusterCostModel:
     @property
     def launch_overhead_s(self) -> float:
         """Return the host time to launch one kernel; 0 where calling is running (CPU)."""
-        return self.stack.launch_overhead_s if self.cluster.gpu.asynchronous else 0.0
+        if not self.cluster.gpu.asynchronous:
+            return 0.0
+        host = self.cluster.host
+        return host.launch_s if host.stack == self.stack.name else self.stack.launch_overhead_s
+
+    @property
+    def pass_overhead(self) -> Price:
+        """Return the host time of a task that computes; 0 where the host runs ahead."""
+        return self._host_cost(self.cluster.host.pass_s)
 
     @property
     def run_ahead_kernels(self) -> int | None:
@@ -96,7 +105,7 @@ class ClusterCostModel:
         """Price one kernel (not `count` of them)."""
         price = self._operations.get(operation)
         if price is None:
-            price = self._roofline.operation(replace(operation, count=1))
+            price = self._with_host(self._roofline.operation(replace(operation, count=1)), operation)
             self._operations[operation] = price
         return price
 
@@ -108,6 +117,7 @@ class ClusterCostModel:
             price = self._collectives.transfer(
                 size_bytes=size_bytes, source_rank=source_rank, target_rank=target_rank
             )
+            price = _sum(price, self._host_cost(self.cluster.host.message_s))
             self._transfers[key] = price
         return price
 
@@ -131,9 +141,10 @@ class ClusterCostModel:
     def machine(self, num_ranks: int) -> Machine | None:
         """Return what the ranks of a job share.
 
-        None if the stack says that nothing is, and on a CPU, whose figures are one process's estimate.
+        None if the stack says that nothing is, and on a CPU whose cores are not counted.
         """
-        if not (self.stack.contention and self.cluster.gpu.asynchronous):
+        shared = self.cluster.gpu.asynchronous or self.cluster.host.cores is not None
+        if not (self.stack.contention and shared):
             return None
         return self._loads_of(num_ranks).links.machine()
 
@@ -159,12 +170,33 @@ class ClusterCostModel:
         """Return what copies between devices and their host hold; ranks: [n]."""
         return self._loads_of(num_ranks).host_copy(size_bytes=size_bytes, ranks=ranks, to_host=to_host)
 
+    def _with_host(self, price: Price, operation: Operation) -> Price:
+        """Add what calling the kernel costs; [Note: measured host costs]."""
+        host = self.cluster.host
+        called = host.launch_s if operation.direction == "fwd" else host.gradient_launch_s
+        return _sum(price, self._host_cost(called))
+
+    def _host_cost(self, seconds: float) -> Price:
+        host = self.cluster.host
+        counted = not self.cluster.gpu.asynchronous and host.stack == self.stack.name
+        return band(seconds if counted else 0.0, error=host.error, provenance=host.provenance)
+
     def _loads_of(self, num_ranks: int) -> Loads:
         from cost_models.loads import Loads  # loads numpy
 
         if num_ranks not in self._loads:
             self._loads[num_ranks] = Loads(self.cluster, num_ranks=num_ranks)
         return self._loads[num_ranks]
+
+
+def _sum(price: Price, other: Price) -> Price:
+    """Return the sum of two prices, with the provenance of the first."""
+    return replace(
+        price,
+        seconds=price.seconds + other.seconds,
+        low_s=price.low_s + other.low_s,
+        high_s=price.high_s + other.high_s,
+    )
 
 
 def cluster_cost_model(cluster: Cluster | str, *, stack: Stack | str = "piper") -> ClusterCostModel:

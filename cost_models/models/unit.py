@@ -69,6 +69,11 @@ class UnitCostModel:
         self._host_copy = _exactly(float(host_copy_s))
 
     @property
+    def pass_overhead(self) -> Price:
+        """Return 0 s: there is no host."""
+        return _exactly(0.0)
+
+    @property
     def peak_flops_per_s(self) -> dict[str, float]:
         """Return no peaks: without hardware there is no MFU."""
         return {}

@@ -22,6 +22,12 @@ COMMANDS = {
     "search": ("piper.cli.search:search", "The fastest strategy that fits, and why the others lost."),
     "check": ("piper.cli.check:check", "Static checks of a strategy or a plan, nothing runs."),
     "run": ("piper.cli.run:run", "Train with a strategy on CPU processes or under torchrun."),
+    "profile": ("piper.cli.profile:profile", "Measure kernels, links and host costs of this machine."),
+    "calibrate": (
+        "piper.cli.calibrate:calibrate",
+        "Fit a cluster file to such tables, or to a measured job.",
+    ),
+    "diff": ("piper.cli.diff:diff", "Prediction against a recorded run, per kind of task."),
     "plot": ("piper.cli.plot:plot", "Draw the timeline of a result."),
     "report": ("piper.cli.report:report", "One self-contained HTML page of one or several results."),
     "export": ("piper.cli.export:export", "A result in the file format of another tool."),

@@ -81,6 +81,7 @@ class ScaledCostModel:
         self._node_of = node_of
         self.name = f"{inner.name}, scaled"
         self.launch_overhead_s = inner.launch_overhead_s * scales.launch
+        self.pass_overhead = _scaled(inner.pass_overhead, scales.launch)
         self.run_ahead_kernels = inner.run_ahead_kernels
         self.blocking = inner.blocking
         self.eager_limit_bytes = inner.eager_limit_bytes

@@ -5,6 +5,8 @@
     of them stands for both.
 [Note: links that cannot be full]  A stream drives one flow at a time. A link on which the largest loads of
     all streams together fit is never full, and is left out.
+[Note: shared cores]  Where ranks compute on the cores of one host, these are a link on which every
+    computation takes one core: it flows as a message without a peer does, and nothing else slows it.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def share(
     machine = cost_model.machine(plan.num_ranks)
     if machine is None:
         return None
+    if machine.cores is not None:
+        is_compute = np.zeros_like(is_compute)  # [Note: shared cores]
     asker = _Asker(plan=plan, cost_model=cost_model, machine=machine)
     rows = [asker.row(question, float(prices.seconds[number])) for number, question in enumerate(questions)]
     rows.append(_Row())
@@ -67,6 +71,7 @@ def share(
         processors=_processors(plan, rows, price=price, is_compute=is_compute),
         priority=_priorities(plan),
         num_processors=machine.processors,
+        by_cores=machine.cores is not None,
     )
 
 
@@ -99,6 +104,9 @@ class _Asker:
     def _work(self, question: Question, seconds: float) -> _Row:
         if not seconds:
             return _Row()
+        if self.machine.cores is not None:
+            use = self.plan.replicas / float(self.machine.link_bytes_per_s[self.machine.cores])
+            return _Row(busiest=use, links=np.array([self.machine.cores]), uses=np.array([use]))
         operations = self.plan.works[question.work].operations
         uses = [(self.cost_model.operation_use(operation), operation.count) for operation in operations]
         processor_s = sum(use.processor_s * count for use, count in uses)

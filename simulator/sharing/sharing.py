@@ -33,6 +33,7 @@ class Sharing:
         processors: int64 [tasks], what a communication holds on its device.
         priority: int64 [streams], higher wins.
         num_processors: of every device.
+        by_cores: computations flow over a link, the cores of a host; [Note: shared cores] in `demands`.
     """
 
     latency_ns: Ints
@@ -47,6 +48,7 @@ class Sharing:
     processors: Ints
     priority: Ints
     num_processors: int
+    by_cores: bool = False
 
     @property
     def num_links(self) -> int:
