@@ -308,7 +308,8 @@ def compile_resolved(
     stages, directives = complete(resolved, models[0])
     habits = resolved.habits
     states, overlap = habits.states(job.dtype, optimizer=job.optimizer), habits.gathers_overlap is True
-    kept = habits.factor(resolved.pp), (habits.framework_mb or 0) * 2**20
+    copied = habits.gradient_copy is True and resolved.pp == 1
+    kept = habits.factor(resolved.pp), (habits.framework_mb or 0) * 2**20, copied
     said = (*notices, *models[0].notices, *resolved.notices, *_unused(models[0]))
     strategy = str(resolved.shorthand)
 
@@ -324,6 +325,7 @@ def compile_resolved(
             gathers_overlap=overlap,
             activation_factor=kept[0],
             framework_bytes=kept[1],
+            gradients_copied=kept[2],
         )
         return rewritten(
             graph, directives, strategy=strategy, notices=said, on_pass=on_pass, verified=verified

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
-from cost_models.ops import DTYPE_BYTES, Operation, OpKind, cut, resize
+from cost_models.ops import DTYPE_BYTES, Operation, OpKind, cut, kept_dtype, resize
 from piper.graph import (
     CapturedModel,
     CapturedSegment,
@@ -204,7 +204,22 @@ class LocalModel:
         }[kind]
         whole = cost.workspace_whole_bytes if number in self.shares.tensor_of else 0
         tokens = self.shares.token_degree[number]
-        return -(-whole // tokens) + self._share(number, cost.workspace_bytes - whole)
+        of_experts, own = self._expert_gradient_bytes(number, kind)
+        of_experts = min(of_experts, cost.workspace_bytes)
+        rest = self._share(number, cost.workspace_bytes - whole - of_experts)
+        return -(-whole // tokens) + rest + min(own, of_experts)
+
+    def _expert_gradient_bytes(self, number: int, kind: TaskKind) -> tuple[int, int]:
+        """Return the gradients of the experts of a segment that B or BW makes: of all, and of one rank's."""
+        if number not in self.shares.expert_of or kind not in {TaskKind.B, TaskKind.BW}:
+            return 0, 0
+        trained = self.model.trained_numel
+        names = [name for name in self.model.segments[number].parameters if name in trained]
+        element = DTYPE_BYTES[kept_dtype(self.graph.dtype)]
+        return (
+            element * sum(trained[name] for name in names),
+            element * sum(self.parameter_numel(name) for name in names),
+        )
 
     def operations(self, number: int, kind: TaskKind, *, no_grad: bool = False) -> tuple[Operation, ...]:
         """Return the operations of one pass of a segment; equal segments share one tuple."""
@@ -424,8 +439,11 @@ class LocalModel:
 
 
 def _result_bytes(operation: Operation) -> int:
-    """Return what a linear layer, or attention with its fp32 number per row, makes."""
-    element = DTYPE_BYTES[operation.dtype]
+    """Return what a linear layer, or attention with its fp32 number per row, makes.
+
+    The result of a product of 1-byte numbers has 2 bytes (`cost_models.low_precision`).
+    """
+    element = max(DTYPE_BYTES[operation.dtype], DTYPE_BYTES["bf16"])
     if operation.kind is OpKind.ATTENTION:
         batch, heads, _, seq, _, head_dim = operation.shape
         return batch * heads * seq * (head_dim * element + DTYPE_BYTES["fp32"])

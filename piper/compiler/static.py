@@ -12,6 +12,7 @@ from simulator.plan import HOST_COPY_KINDS, Bucket, MemoryClass, TaskKind
 def static_buffers(graph: Graph, pipeline_rank: int) -> list[Buffer]:
     """Return what lives through all steps: parameters, gradients, optimizer state (DESIGN 3), tables."""
     element, gradient = DTYPE_BYTES[kept_dtype(graph.dtype)], DTYPE_BYTES[graph.state_dtypes.gradient]
+    gradient += DTYPE_BYTES["fp32"] if graph.gradients_copied else 0
     found: list[Buffer] = []
 
     def away(what: str, bucket: Bucket) -> bool:

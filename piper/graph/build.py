@@ -22,6 +22,7 @@ def build_graph(
     gathers_overlap: bool = False,
     activation_factor: float = 1.0,
     framework_bytes: int = 0,
+    gradients_copied: bool = False,
 ) -> Graph:
     """Return the graph of one microbatch of one replica: F along the data, B against it.
 
@@ -63,6 +64,7 @@ def build_graph(
         gathers_overlap=gathers_overlap,
         activation_factor=activation_factor,
         framework_bytes=framework_bytes,
+        gradients_copied=gradients_copied,
     )
 
 

@@ -159,6 +159,7 @@ class Graph:
         states: dtypes of gradients, masters, moments and messages, or None: `StateDtypes.of(dtype)`.
         gathers_overlap: a forward waits for updated parameters (ZeRO-1, 2) bucket by bucket, not for all of
             its stage.
+        gradients_copied: gradients are held once more in fp32.
         framework_bytes: buffers that the framework holds on every device.
         activation_factor: bytes that are kept from F to B, over those that the operations are known to keep.
     """
@@ -194,6 +195,7 @@ class Graph:
     gathers_overlap: bool = False
     activation_factor: float = 1.0
     framework_bytes: int = 0
+    gradients_copied: bool = False
 
     @property
     def state_dtypes(self) -> StateDtypes:

@@ -10,6 +10,8 @@ Keys are those of the shorthand that describe a way of working (not degrees or s
 * selective: what recompute=selective means: attention (Korthikanti et al. 2022), or ops (torchtitan).
 * activation_factor: what is kept from forward to backward, over what operations are known to keep: copies of
   a framework, from 1 to 2. pipeline_activation_factor: the same with pp > 1 (OneFlow double-buffers there).
+* gradient_copy: fp32: without a pipeline (pp = 1) gradients are also held once more in fp32, as the published
+  memory of DeepSpeed without its pipeline engine tells (bigscience, tr3m: 4 B per parameter in 9 layouts).
 * framework_mb: 2^20 bytes of buffers that the framework holds on every device (DeepSpeed's buckets).
 * gradient_dtype: in which gradients are summed over microbatches: fp32 (Megatron-LM's main_grad), bf16, fp16,
   or compute: as the job computes.
@@ -51,9 +53,14 @@ DTYPES: dict[str, tuple[str, ...]] = {
 WAYS = ("vp", "zero", "sp", "schedule", "recompute", "async_tp", "offload", "bucket_mb", "prefetch")
 """Keys of the shorthand that a stack may state."""
 OVERLAP = "overlap_param_gather"
-ETP, SELECTIVE, FACTOR = "etp", "selective", "activation_factor"
+ETP, SELECTIVE, FACTOR, COPY = "etp", "selective", "activation_factor", "gradient_copy"
 PIPELINE_FACTOR, FRAMEWORK = "pipeline_activation_factor", "framework_mb"
-_CHOICES: dict[str, tuple[str, ...]] = {ETP: ("tp",), SELECTIVE: ("attention", "ops"), OVERLAP: ("on", "off")}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    ETP: ("tp",),
+    SELECTIVE: ("attention", "ops"),
+    OVERLAP: ("on", "off"),
+    COPY: ("none", "fp32"),
+}
 HABITS = (*WAYS, *_CHOICES, FACTOR, PIPELINE_FACTOR, FRAMEWORK, *DTYPES)
 _MOST_FACTOR = 2.0
 ONE_LAYER = "layers"
@@ -71,6 +78,7 @@ class Habits:
         gathers_overlap: see `overlap_param_gather`; None: not stated.
         etp_is_tp: etp is "tp".
         selective: what recompute=selective means, or None: attention.
+        gradient_copy: whether gradients are held once more in fp32 without a pipeline; None: not stated.
         activation_factor, pipeline_activation_factor, framework_mb: None: not stated.
         dtypes: the stated ones, by key.
         chosen: keys whose values the user chose: no assumptions.
@@ -81,6 +89,7 @@ class Habits:
     gathers_overlap: bool | None = None
     etp_is_tp: bool = False
     selective: str | None = None
+    gradient_copy: bool | None = None
     activation_factor: float | None = None
     pipeline_activation_factor: float | None = None
     framework_mb: int | None = None
@@ -116,6 +125,8 @@ class Habits:
         stated: dict[str, object] = dict(self.dtypes)
         if self.gathers_overlap is not None:
             stated[OVERLAP] = _SWITCHES[self.gathers_overlap]
+        if self.gradient_copy is not None:
+            stated[COPY] = "fp32" if self.gradient_copy else "none"
         for name in (FACTOR, PIPELINE_FACTOR, FRAMEWORK):
             if getattr(self, name) is not None:
                 stated[name] = getattr(self, name)
@@ -140,6 +151,7 @@ def read_habits(
         gathers_overlap=None if OVERLAP not in stated else stated[OVERLAP] == "on",
         etp_is_tp=ETP in stated,
         selective=stated.get(SELECTIVE),
+        gradient_copy=None if COPY not in stated else stated[COPY] == "fp32",
         activation_factor=stated.get(FACTOR),
         pipeline_activation_factor=stated.get(PIPELINE_FACTOR),
         framework_mb=stated.get(FRAMEWORK),

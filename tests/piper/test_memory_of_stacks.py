@@ -90,6 +90,34 @@ def test_recomputing_by_operator_keeps_attention_and_every_second_linear_layer()
     assert ops - full == pytest.approx(SEQ * layers * results, rel=0.01)
 
 
+def test_results_of_fp8_products_are_kept_in_two_bytes():
+    settings = (("model.cross_entropy", "held"),)
+    kept = []
+    for dtype in ("bf16", "fp8"):
+        asked = Job(
+            model="llama3-8b", strategy=load_strategy("recompute=ops"), gpus=1, seq_len=SEQ, global_batch=1,
+            dtype=dtype, settings=settings,
+        )  # fmt: skip
+        kept.append(predict(asked).result["ranks"][0]["memory_by_class_bytes"]["activations"])
+    assert kept[1] == pytest.approx(kept[0], rel=0.02)
+
+
+def test_a_rank_makes_gradients_of_its_own_experts_only():
+    """Qwen3 30B-A3B: 128 experts of 3 x 2048 x 768 in each layer; of a layer's gradients a rank has 1/ep."""
+    whole, eighth = (
+        predict(
+            Job(
+                model="qwen3-30b-a3b", strategy=load_strategy(f"dp=8,ep={ep},zero=1"), gpus=8, seq_len=512,
+                global_batch=8,
+            )
+        ).result["ranks"][0]["memory_by_class_bytes"]["workspace"]
+        for ep in (1, 8)
+    )  # fmt: skip
+    layer = 2 * 128 * 3 * 2048 * 768
+    assert whole > layer
+    assert eighth < 0.6 * layer
+
+
 def test_recomputing_by_operator_takes_less_time_than_in_full():
     full, ops, none = (predict(job(f"recompute={mode}")).result for mode in ("full", "ops", "none"))
     assert none["step_time_s"] < ops["step_time_s"] < full["step_time_s"]

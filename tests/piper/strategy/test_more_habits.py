@@ -87,3 +87,10 @@ def test_values_out_of_range_are_refused_by_name(key, value, fix):
         held("dp=2", (f"strategy.{key}", value), memory_class=MemoryClass.WORKSPACE)
     assert caught.value.field == f"strategy.{key}"
     assert fix in caught.value.fix
+
+
+def test_gradients_are_held_once_more_where_there_is_no_pipeline():
+    settings = (("strategy.gradient_copy", "fp32"), ("strategy.gradient_dtype", "bf16"))
+    for strategy, factor in (("dp=2", 6), ("pp=2", 2)):
+        parameters = held(strategy, *settings, memory_class=MemoryClass.PARAMETERS)
+        assert held(strategy, *settings, memory_class=MemoryClass.GRADIENTS) == factor * parameters // 2
