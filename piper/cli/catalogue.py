@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -60,7 +61,7 @@ def names_of(name: str, aliases: Mapping[str, str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Turn a dataclass, mapping or sequence into JSON values."""
+    """Turn a dataclass, mapping or sequence into JSON values; what has no bound (infinity) is null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -69,7 +70,7 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    return value
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def _key(key: Any) -> str:

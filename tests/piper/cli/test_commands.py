@@ -459,3 +459,8 @@ def test_check_warns_of_memory_that_can_never_fit(capsys: pytest.CaptureFixture[
     assert main(["check", "llama3-70b", *job, "--require-fit"]) == 3
     assert "can never fit" in capsys.readouterr().err
     assert object_of(["check", *SMALL, "--strategy", "pp=2", "--require-fit"], capsys)["warnings"] == []
+
+
+def test_a_link_without_a_bound_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(["clusters", "dgx-h100"], capsys)
+    assert found["transfer_curve"]["bus_bytes_per_s"] is None
