@@ -427,10 +427,11 @@ def predict_plan(
     steps: int | str = "auto",
     engine: str = "auto",
     jitter: Jitter | None = None,
+    cores: float | None = None,
 ) -> Prediction:
-    """Simulate a plan that was compiled before."""
+    """Simulate a plan that was compiled before; `cores`: of the host, instead of those of its cluster."""
     clauses = _clauses(jitter)
-    machine, cost_model = load_hardware(cluster, stack, settings=settings)
+    machine, cost_model = load_hardware(cluster, stack, settings=settings, cores=cores)
     require_cluster_holds(machine, plan.num_ranks)
     _check_convention(mfu_convention)
     options: dict[str, Any] = {"steps": steps, "engine": engine, "convention": mfu_convention}
@@ -441,13 +442,23 @@ def predict_plan(
 
 
 def load_hardware(
-    cluster: str, stack: str, *, recipe: str | None = None, settings: Settings = ()
+    cluster: str,
+    stack: str,
+    *,
+    recipe: str | None = None,
+    settings: Settings = (),
+    cores: float | None = None,
 ) -> tuple[Cluster, ClusterCostModel]:
-    """Return a cluster and the prices on it; a recipe and settings change the stack (`piper.recipe`)."""
+    """Return a cluster and the prices on it.
+
+    A recipe and settings change the stack (`piper.recipe`); `cores` replaces those of the host.
+    """
     from cost_models import cluster_cost_model, load_cluster
     from piper.recipe import stack_of
 
     machine = load_cluster(cluster)
+    if cores is not None:
+        machine = replace(machine, host=replace(machine.host, cores=cores))
     return machine, cluster_cost_model(machine, stack=stack_of(stack, recipe=recipe, settings=settings))
 
 

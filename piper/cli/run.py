@@ -130,7 +130,10 @@ def _predicted_s(compiled: CompiledJob) -> float:
     from piper.predict import predict_plan
 
     job = compiled.job
-    found = predict_plan(compiled.plan, cluster=job.cluster, stack=job.stack, settings=job.settings)
+    cores = os.cpu_count() if job.cluster == _THIS_MACHINE else None
+    found = predict_plan(
+        compiled.plan, cluster=job.cluster, stack=job.stack, settings=job.settings, cores=cores
+    )
     return float(found.result["step_time_s"])
 
 
@@ -156,11 +159,11 @@ def _text(model: str, result: dict[str, Any]) -> str:
 
 
 def _crowded(result: dict[str, Any]) -> list[str]:
-    """Explain a measurement that is slow because processes share cores, which the prediction does not."""
+    """Say that processes shared cores, which is measured rather than estimated by a profile."""
     cores, processes = os.cpu_count() or 1, result["world_size"]
     if result["device"] != "cpu" or processes <= cores:
         return []
-    return [f"note: {processes} processes share {cores} cores; the prediction gives each a core of its own"]
+    return [f"note: {processes} processes share {cores} cores; piper profile measures what that costs here"]
 
 
 def _difference(outcome: RunOutcome) -> str:

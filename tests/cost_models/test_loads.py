@@ -369,13 +369,17 @@ def test_links_have_the_names_and_capacities_of_the_hardware():
     }
 
 
-def test_a_cluster_without_a_network_has_no_rails_and_a_cpu_no_machine():
+def test_a_cluster_without_a_network_has_no_rails_and_a_cpu_shares_its_cores():
     cluster = replace(load_cluster("h100-8gpu"), inter=None)
     machine = cluster_cost_model(cluster).machine(8)
     assert list(machine.links) == [
         LinkKind.PORT_OUT, LinkKind.PORT_IN, LinkKind.HOST_OUT, LinkKind.HOST_IN,
     ]  # fmt: skip
-    assert model("local-cpu").machine(8) is None
+    local = load_cluster("local-cpu")
+    machine = cluster_cost_model(local).machine(8)
+    assert machine.link_bytes_per_s[machine.cores] == local.host.cores
+    alone = replace(local, host=replace(local.host, cores=None))
+    assert cluster_cost_model(alone).machine(8) is None
 
 
 def test_unit_costs_share_nothing():
