@@ -1,4 +1,4 @@
-"""Attention by the chosen kernel: flash, torch's unfused path, Megatron's fused softmax, or the CPU's choice.
+"""Attention by the chosen kernel: flash, torch's unfused path, eager, Megatron's fused softmax, a CPU's own.
 
 Flash takes grouped keys and values as they are; under a mask, or with values of another width, CUDA takes the
 memory-efficient kernel. A CPU runs its own flash kernel where torch says that it can (not with dropout), else
@@ -19,6 +19,9 @@ from torch import Tensor
 from piper.capture.recorder import Recorder
 
 aten = torch.ops.aten
+
+_FP32_BYTES = 4
+"""The softmax of a shorter dtype runs in fp32."""
 
 _FLASH = 1
 """`torch.nn.attention.SDPBackend.FLASH_ATTENTION`, without the import."""
@@ -44,6 +47,7 @@ def attention_with(recorder: Recorder) -> Callable[..., Tensor]:
     choice = recorder.kernels
     kernels: dict[str, _Kernel] = {
         "math": _math if choice.device == "cpu" else _math_on_cuda,
+        "eager": _eager_with(recorder),
         "fused_softmax": _fused_softmax_with(recorder),
     }
     kernel = kernels.get(choice.attention, _on_cpu_with(recorder) if choice.device == "cpu" else _flash)
@@ -153,6 +157,25 @@ def _on_one_row(tensor: Tensor) -> Tensor:
     return row.as_strided(tensor.shape, (0,) * (tensor.dim() - 1) + (1,)).requires_grad_(
         tensor.requires_grad and tensor.dtype.is_floating_point
     )
+
+
+def _eager_with(recorder: Recorder) -> _Kernel:
+    def eager(query: Tensor, key: Tensor, value: Tensor, *, options: _Options) -> Tensor:
+        key, value = _repeated(query, key, value, options=options)
+        scores: Tensor = _Product.apply(query, key.transpose(-2, -1), recorder)  # type: ignore[no-untyped-call]
+        scores = scores * (query.shape[-1] ** -0.5 if options.scale is None else options.scale)
+        mask = options.mask
+        if options.causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores + (_additive(mask, scores.dtype) if mask.dtype == torch.bool else mask)
+        weights = aten._softmax(scores, -1, scores.dtype.itemsize < _FP32_BYTES).to(query.dtype)
+        if options.dropout:
+            weights = aten.native_dropout(weights, options.dropout, True)[0]
+        mixed: Tensor = _Product.apply(weights, value, recorder)  # type: ignore[no-untyped-call]
+        return mixed
+
+    return eager
 
 
 def _fused_softmax_with(recorder: Recorder) -> _Kernel:

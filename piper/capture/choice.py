@@ -5,6 +5,8 @@ A kernel decides what is computed and what is kept for backward. The options, an
 * attention, flash: one kernel each way; keeps queries, keys, values, result and one fp32 number per row (Dao
   2023, arXiv 2307.08691, section 3.1). On the CPU whatever torch takes there.
 * attention, math: torch's unfused path, `_scaled_dot_product_attention_math`: scores in fp32, step by step.
+* attention, eager: operator by operator in the compute dtype, as transformers' eager_attention_forward and
+  Megatron-LM without its kernel: product, scale, mask, softmax in fp32, cast, dropout, product.
 * attention, fused_softmax: Megatron-LM's core attention: scaled product, one kernel for mask and softmax,
   dropout, product; keeps 5 a s^2 b bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.1).
 * norm, fused: RMS norm keeps its input and 1/rms per row (torch's `_fused_rms_norm`, also Apex and
@@ -35,7 +37,7 @@ from piper.errors import ModelError
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("cuda", "cpu"),
-    "attention": ("flash", "math", "fused_softmax"),
+    "attention": ("flash", "math", "eager", "fused_softmax"),
     "norm": ("fused", "unfused"),
     "activation": ("unfused", "fused"),
     "cross_entropy": ("unfused", "held", "gathered", "vocabulary_parallel", "fused", "chunked"),

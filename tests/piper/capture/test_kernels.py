@@ -1,5 +1,7 @@
 """Kernels of a device and of a framework: what each keeps and computes, against real runs and formulas."""
 
+import math
+
 import modules
 import pytest
 import torch
@@ -115,15 +117,37 @@ def attention_kept(seq_len, **choice):
     return model.segments[0].saved_bytes
 
 
-@pytest.mark.parametrize(("attention", "bytes_per_score"), [("flash", 0), ("fused_softmax", 5), ("math", 9)])
+@pytest.mark.parametrize(
+    ("attention", "bytes_per_score"), [("flash", 0), ("fused_softmax", 5), ("eager", 7), ("math", 9)]
+)
 def test_an_unfused_attention_keeps_its_scores(attention, bytes_per_score):
-    """5 a s^2 b of Korthikanti et al.; torch's own path works in fp32: softmax 4, its mask 1, dropout 4."""
+    """5 a s^2 b of Korthikanti et al.; torch's own path works in fp32: softmax 4, its mask 1, dropout 4.
+
+    Operator by operator: the softmax in fp32 4, dropout's mask 1 and result 2.
+    """
     one, two = (attention_kept(seq_len, attention=attention) for seq_len in (64, 128))
     batch, heads = 2, 4
     linear = 2 * one - two  # what grows with the tokens cancels; the scores leave -2 times themselves
     scores = batch * heads * 64 * 64
     # The causal mask of torch's path is added in place and not kept.
     assert -linear // 2 == pytest.approx(bytes_per_score * scores, abs=64)
+
+
+def test_eager_attention_is_scale_mask_softmax_and_cast_between_two_products():
+    module = modules.Attention(is_causal=True)
+    model = capture(module, kernels=KernelChoice(attention="eager"), micro_batch=2, seq_len=8, dtype="bf16")
+    scores = 2 * 4 * 8 * 8
+    found = {op.name.split(".")[1]: op.bytes / scores for op in of_scores(model, scores)}
+    assert found["mul"] == 4
+    assert found["add"] == pytest.approx(4, abs=0.5)  # and one mask for all heads
+    assert found["_softmax"] == found["_to_copy"] == 6
+
+
+def of_scores(model, scores):
+    """Return the operations of F that write or read every score."""
+    operations = [op for segment in model.segments for op in segment.forward.operations]
+    kinds = {OpKind.ELEMENTWISE, OpKind.SOFTMAX, OpKind.COPY}
+    return [op for op in operations if op.kind in kinds and math.prod(op.shape) == scores]
 
 
 def test_fused_softmax_is_one_kernel_between_two_products():
@@ -285,8 +309,8 @@ def test_unfused_rms_norm_falls_apart_into_its_operators():
 
 @pytest.mark.parametrize(
     "choice",
-    [{"attention": "math"}, {"attention": "fused_softmax"}, {"activation": "fused"}, {"norm": "unfused"},
-     {"cross_entropy": "fused"}, {"cross_entropy": "chunked"}, {"device": "cpu"}],
+    [{"attention": "math"}, {"attention": "fused_softmax"}, {"attention": "eager"}, {"activation": "fused"},
+     {"norm": "unfused"}, {"cross_entropy": "fused"}, {"cross_entropy": "chunked"}, {"device": "cpu"}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
