@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,13 @@ class _Folder:
             field="name",
             value=text,
             rule=f"is not a known {self.kind}",
-            fix=f"{nearest(text, [*self.names, *self.aliases])} (or give a YAML file)",
+            fix=f"{self._hint(text)} (or give a YAML file)",
         )
+
+    def _hint(self, text: str) -> str:
+        """Return the names like `text`, other names too, else all entries."""
+        names = [*self.names, *self.aliases]
+        return nearest(text, names if get_close_matches(text.lower(), names) else self.names)
 
 
 _GPU = _Folder(kind="GPU", folder="hardware", names=GPUS, aliases=GPU_ALIASES)

@@ -54,6 +54,10 @@ CLUSTERS = {
     "a100-pcie-8gpu": "a100_pcie_8gpu.yaml",
     "a100-pcie-pairs": "a100_pcie_pairs.yaml",
     "h100-pcie-pairs": "h100_pcie_pairs.yaml",
+    "rtx-4090-8gpu": "rtx_4090_8gpu.yaml",
+    "l4-8gpu": "l4_8gpu.yaml",
+    "a10g-8gpu": "a10g_8gpu.yaml",
+    "mi300x-8gpu": "mi300x_8gpu.yaml",
     "local-cpu": "local_cpu.yaml",
 }
 
@@ -109,5 +113,6 @@ ALIASES = {
     "pcie4 box (a100-pcie x8)": "a100-pcie-8gpu",
     "a100-pcie nvlink pairs x4": "a100-pcie-pairs",
     "h100 nvlink pairs x4": "h100-pcie-pairs",
+    "aws g5.48xlarge": "a10g-8gpu",
     "cpu": "local-cpu",
 }

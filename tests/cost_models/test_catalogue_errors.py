@@ -45,7 +45,9 @@ def test_an_unknown_name_gets_a_did_you_mean(load, name, hint):
 
 
 def test_a_name_like_no_other_lists_all(tmp_path):
-    assert "known: v100-sxm2-16gb" in caught(load_gpu, "zzz").fix
+    fix = caught(load_gpu, "zzz").fix
+    assert "known: v100-sxm2-16gb" in fix
+    assert "a100-40gb" not in fix  # another name of an entry
 
 
 def test_a_missing_file_is_named(tmp_path):
