@@ -179,7 +179,7 @@ def read(
     spread = [LEAST_ERROR]
     warnings: list[str] = []
     for run in runs:
-        key = (operation(run), *_placed(run, base.cluster))
+        key = _key(run, base.cluster)
         times = _times(run, column)
         twice = sorted(set(series[key]) & set(times))
         if twice:
@@ -391,6 +391,8 @@ def _slower(run: Run, key: Key, column: str) -> Iterator[str]:
 
 def _title(key: Key) -> str:
     op, nodes, each = key
+    if op == TRANSFER:
+        return f"{op} {'inside a node' if nodes == 1 else 'between nodes'}"
     return f"{op} of {each} GPUs" if nodes == 1 else f"{op} of {nodes} x {each} GPUs"
 
 
@@ -441,6 +443,18 @@ def _base(runs: Sequence[Run], named: str | None) -> _Base:
         gpus_per_node=larger,
         notices=tuple(notices),
     )
+
+
+def _key(run: Run, cluster: Cluster) -> Key:
+    """Return what a test is of.
+
+    In sendrecv every rank sends to the next one, the slowest link decides: a transfer inside a node, or, of
+    ranks on several nodes, between two of them.
+    """
+    op, (nodes, each) = operation(run), _placed(run, cluster)
+    if op != TRANSFER:
+        return op, nodes, each
+    return (op, 1, 2) if nodes == 1 else (op, 2, 1)
 
 
 def _placed(run: Run, cluster: Cluster) -> tuple[int, int]:

@@ -115,7 +115,7 @@ def test_other_groups_keep_the_times_of_the_extended_cluster(write, tmp_path):
 def test_the_test_is_known_by_what_the_log_or_its_name_says(write, program):
     op = nccl_tests.PROGRAMS[program]
     for path in (write(log(program, said=True), "a.log"), write(log(program), f"{program}_perf.txt")):
-        assert list(imported(path).series) == [(op, 1, 8)]
+        assert list(imported(path).series) == [(op, 1, 2 if op == "transfer" else 8)]
 
 
 def test_all_reduce_and_reduce_scatter_are_known_by_their_columns(write):
@@ -150,7 +150,17 @@ def test_a_log_of_several_tests_gives_a_series_of_each(write):
         log("all_gather", said=True) + log("reduce_scatter", nodes=2, said=True) + log("sendrecv", said=True)
     )
     found = imported(write(text)).series
-    assert list(found) == [("all_gather", 1, 8), ("reduce_scatter", 2, 8), ("transfer", 1, 8)]
+    assert list(found) == [("all_gather", 1, 8), ("reduce_scatter", 2, 8), ("transfer", 1, 2)]
+
+
+def test_sends_to_the_next_rank_are_transfers_inside_a_node_and_between_nodes(write, tmp_path):
+    file = tmp_path / "ours.yaml"
+    near, far = write(log("sendrecv", said=True)), write(log("sendrecv", nodes=2, said=True), "b.log")
+    file.write_text(imported([near, far]).text)
+    prices = cluster_cost_model(str(file))
+    for target in (1, 8):
+        price = prices.transfer(size_bytes=1048576, source_rank=0, target_rank=target)
+        assert (price.seconds, price.provenance) == (pytest.approx(31.81e-6), Provenance.MEASURED)
 
 
 def test_the_cluster_and_the_size_of_its_gpus_are_taken_from_the_log(write, tmp_path):
