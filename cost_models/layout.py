@@ -28,6 +28,7 @@ class Layout:
 
     def __init__(self, members: Ints, per_node: int) -> None:
         self.members = members
+        self._spreads: dict[bool, list[Spread]] = {}
         self.num_sets, self.num_ranks = members.shape
         self.flat = members.ravel()
         self._nodes = members // per_node
@@ -62,6 +63,11 @@ class Layout:
 
     def spreads(self, *, shift: bool) -> list[Spread]:
         """Return the ways in which sets lie; shift: told apart by the members that leave a node, too."""
+        if shift not in self._spreads:
+            self._spreads[shift] = self._found_spreads(shift=shift)
+        return self._spreads[shift]
+
+    def _found_spreads(self, *, shift: bool) -> list[Spread]:
         columns = [self.num_nodes, self.fewest, self.most]
         if shift:
             leaves = (self._nodes != np.roll(self._nodes, -1, axis=1)).ravel()

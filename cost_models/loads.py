@@ -45,6 +45,10 @@ _BYTES_PER_CHANNEL = 32 * 1024
 """Smaller messages use fewer channels: 64 bytes for each of 512 threads (NVIDIA/nccl src/enqueue.cc)."""
 
 
+_MOST_LAYOUTS = 64
+"""Kept at once: a job has a handful."""
+
+
 class Loads:
     """What the communication of a job holds.
 
@@ -57,6 +61,7 @@ class Loads:
         self.cluster = cluster
         self.links = Links(cluster, num_ranks)
         self._collectives = Collectives(cluster)
+        self._layouts: dict[tuple[tuple[int, ...], bytes], Layout] = {}
 
     def transfer(self, *, size_bytes: int, pairs: Ints) -> CommunicationUse:
         """Return what transfers of `size_bytes` hold that run at once; pairs: int64 [n, 2], from and to."""
@@ -79,7 +84,7 @@ class Loads:
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, members: Ints) -> CommunicationUse:
         """Return what a collective of several sets of ranks holds; members: int64 [sets, n]."""
-        layout = Layout(self._checked(members), self.cluster.domain_gpus)
+        layout = self._layout_of(members)
         entries = _Entries(self.links)
         if layout.num_ranks == 1:
             return entries.use(latency_s=0.0, processors=0, memory_bytes=0)
@@ -111,6 +116,15 @@ class Loads:
             processors=min(channels, max(messages, _used(channels, size_bytes))),
             memory_bytes=memory_bytes,
         )
+
+    def _layout_of(self, members: Ints) -> Layout:
+        """Return how sets of ranks lie; jobs ask for a few of them again and again."""
+        key = members.shape, members.tobytes()
+        if key not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = Layout(self._checked(members), self.cluster.domain_gpus)
+        return self._layouts[key]
 
     def host_copy(self, *, size_bytes: int, ranks: Ints, to_host: bool) -> CommunicationUse:
         """Return what copies between devices and their host hold: a copy engine needs no processors."""

@@ -18,6 +18,7 @@ import pickle
 import secrets
 import zlib
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ _OF_NUMPY = {
     ("numpy._core.numeric", "_frombuffer"), ("numpy.core.numeric", "_frombuffer"),
 }  # fmt: skip
 """What a file may name."""
+_OWN = (__name__, "revived")
 
 
 class PlanStore:
@@ -73,7 +75,9 @@ class PlanStore:
 
     def keep(self, key: str, plan: Plan) -> None:
         """Write a plan."""
-        body = zlib.compress(pickle.dumps(plan, protocol=5), _LEVEL)
+        content = io.BytesIO()
+        _Writer(content, protocol=5).dump(plan)
+        body = zlib.compress(content.getbuffer(), _LEVEL)
         unfinished = self.folder / f".{key[:16]}.{secrets.token_hex(8)}.tmp"
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,11 +114,35 @@ def _head(body: bytes) -> bytes:
     return f"piper plan {hashlib.sha256(body).hexdigest()}".encode()
 
 
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def revived(kind: type, values: tuple[Any, ...]) -> Any:
+    """Return a frozen object with these values of its fields, which were checked before it was written."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(_names(kind), values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+class _Writer(pickle.Pickler):
+    """Writes objects as the values of their fields: dataclasses look up their fields for each object."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to make an object again, for what is no dataclass as pickle would."""
+        if isinstance(obj, type) or not is_dataclass(obj):
+            return NotImplemented
+        kind: type = type(obj)
+        return revived, (kind, tuple(getattr(obj, name) for name in _names(kind)))
+
+
 class _Reader(pickle.Unpickler):
     """Reads plans and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class that a plan is made of; raises UnpicklingError for others."""
-        if module.startswith(_READABLE) or (module, name) in _OF_NUMPY:
+        if module.startswith(_READABLE) or (module, name) in _OF_NUMPY or (module, name) == _OWN:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")

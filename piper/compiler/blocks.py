@@ -125,9 +125,15 @@ class BlockMaker:
         return int(TaskKind.R if remakes else TaskKind.B)
 
     def _span(self, stage: int) -> tuple[int, int]:
-        forward = self._nodes[stage, TaskKind.F]
-        covered = [n for n in forward if n.kind is TaskKind.F]
-        return min(n.first_segment for n in covered), max(n.last_segment for n in covered)
+        if stage not in self._spans:
+            covered = [n for n in self._nodes[stage, TaskKind.F] if n.kind is TaskKind.F]
+            borders = min(n.first_segment for n in covered), max(n.last_segment for n in covered)
+            self._spans[stage] = borders
+        return self._spans[stage]
+
+    @cached_property
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        return {}
 
     @cached_property
     def _nodes(self) -> dict[tuple[int, TaskKind], list[Node]]:

@@ -22,6 +22,7 @@ class WorkTable:
     works: list[Work] = field(default_factory=list)
     _index: dict[tuple[Operation, ...], int] = field(default_factory=dict)
     _of_node: dict[tuple[str, int], int] = field(default_factory=dict)
+    _of_lists: dict[tuple[object, ...], int] = field(default_factory=dict)
     _locals: dict[int, LocalModel] = field(default_factory=dict)
 
     def of_compute(self, node: Node, micro_batch: int) -> int:
@@ -29,7 +30,13 @@ class WorkTable:
         key = (node.uid, micro_batch)
         if key not in self._of_node:
             local = self._local(self.graph.local_batch(micro_batch, stage=node.stage))
-            self._of_node[key] = self._add(_label(local, node), _operations(local, node))
+            lists, summed = _lists(local, node), _summed(local, node)
+            # Equal layers have the same tuples of operations, which the model or the local model keeps.
+            alike = (local.model.micro_batch, tuple(map(id, lists)), summed)
+            if alike not in self._of_lists:
+                operations = _operations(local, lists, summed)
+                self._of_lists[alike] = self._add(_label(local, node), operations)
+            self._of_node[key] = self._of_lists[alike]
         return self._of_node[key]
 
     def of_norm(self, buckets: tuple[Bucket, ...]) -> int:
@@ -76,22 +83,33 @@ class WorkTable:
         return self._index[operations]
 
 
-def _operations(local: LocalModel, node: Node) -> tuple[Operation, ...]:
-    numbers = range(node.first_segment, node.last_segment + 1)
+def _lists(local: LocalModel, node: Node) -> list[tuple[Operation, ...]]:
+    """Return the operations of each segment of a task."""
+    return [
+        local.operations(number, node.kind, no_grad=node.kind is TaskKind.F and local.is_remade(number))
+        for number in range(node.first_segment, node.last_segment + 1)
+    ]
+
+
+def _summed(local: LocalModel, node: Node) -> tuple[int, ...]:
+    """Return the elements of each parameter to whose gradient a task adds."""
+    if node.kind not in {TaskKind.B, TaskKind.BW}:
+        return ()
+    numbers, trained = range(node.first_segment, node.last_segment + 1), local.model.trained_numel
+    names = [name for number in numbers for name in local.segment(number).parameters if name in trained]
+    return tuple(local.parameter_numel(name) for name in names)
+
+
+def _operations(
+    local: LocalModel, lists: list[tuple[Operation, ...]], summed: tuple[int, ...]
+) -> tuple[Operation, ...]:
     found: list[Operation] = []
     # Equal segments share one tuple of operations, so a stage of many layers is joined layer by layer kind.
-    lists = [
-        local.operations(number, node.kind, no_grad=node.kind is TaskKind.F and local.is_remade(number))
-        for number in numbers
-    ]
     times = Counter(id(operations) for operations in lists)
     for operations in {id(operations): operations for operations in lists}.values():
         found += merge_equal(operations, times=times[id(operations)])
-    if node.kind in {TaskKind.B, TaskKind.BW}:
-        trained = local.model.trained_numel
-        names = [name for number in numbers for name in local.segment(number).parameters if name in trained]
-        summed = local.graph.state_dtypes.gradient
-        found += [_accumulate(local.parameter_numel(name), local.model.dtype, summed) for name in names]
+    gradient = local.graph.state_dtypes.gradient
+    found += [_accumulate(numel, local.model.dtype, gradient) for numel in summed]
     return merge_equal(found)
 
 

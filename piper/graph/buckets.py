@@ -218,7 +218,7 @@ class BucketPlanner:
         return names
 
     def _key(self, stage: int, segment: int, name: str) -> _Key:
-        rule = replace(self.segment_rule(segment), segments=())
+        rule = self._without_segments(self.segment_rule(segment))
         apart = rule.zero >= CUT_GRADIENTS or rule.reduce_every == "microbatch"
         expert = self._shares.expert_of[segment] if self._shares.is_expert(name) else None
         return _Key(
@@ -234,6 +234,17 @@ class BucketPlanner:
                 if fact.what != "activations" and segment in fact.segments
             ),
         )
+
+    def _without_segments(self, rule: Replication) -> Replication:
+        """Return a rule as one of any segments; those of one rule share it."""
+        found = self._wide_rules.get(id(rule))
+        if found is None or found[0] is not rule:
+            found = self._wide_rules[id(rule)] = (rule, replace(rule, segments=()))
+        return found[1]
+
+    @cached_property
+    def _wide_rules(self) -> dict[int, tuple[Replication, Replication]]:
+        return {}
 
     def _kind(self, name: str) -> str:
         if self._shares.is_expert(name):
