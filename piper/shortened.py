@@ -50,9 +50,10 @@ SAME_KINDS = frozenset({*PERIODS, "gpipe", "looped_bfs", "zb_1p", "zb_2p", "zbv"
 """Schedules with the same passes on the same ranks for all numbers of microbatches."""
 
 _ROUNDS_TO_SETTLE = 3
+_LOOSE, _ROUNDS_IF_LOOSE = 1e-4, 2
 _PERIODS_TO_SEE = 2
 """Of the first short plan: pp microbatches each, and periods beyond them (found by trying: 1F1B on 2 to 16
-ranks settles within 3 pp microbatches, with contention)."""
+ranks settles within 3 pp microbatches, with contention, and to 1e-4 mostly within 2 pp)."""
 _GROWTH = 2
 _LARGEST_SHARE = 0.6
 """Of the job's microbatches that a short plan may have: what does not repeat itself by then is done whole."""
@@ -74,12 +75,13 @@ def takes_other_counts(resolved: Resolved) -> bool:
     return known and len(set(resolved.sizes)) == 1
 
 
-def short_counts(resolved: Resolved) -> Iterator[int]:
+def short_counts(resolved: Resolved, *, tolerance: float = TOLERANCE) -> Iterator[int]:
     """Yield numbers of microbatches to try in turn; whole periods and rounds less than the job's."""
+    rounds = _ROUNDS_IF_LOOSE if tolerance >= _LOOSE else _ROUNDS_TO_SETTLE
     period, number = period_of(resolved), len(resolved.sizes)
     if period is None:
         return
-    wanted = _ROUNDS_TO_SETTLE * resolved.pp + _PERIODS_TO_SEE * period + 2
+    wanted = rounds * resolved.pp + _PERIODS_TO_SEE * period + 2
     while (count := wanted + (number - wanted) % resolved.pp) <= _LARGEST_SHARE * number:
         yield count
         wanted *= _GROWTH
@@ -130,7 +132,7 @@ def simulate_short(
     from simulator.simulation import steps_needed
 
     clock = Clock()
-    for count in short_counts(resolved):
+    for count in short_counts(resolved, tolerance=tolerance):
         plan = compile_first(count)
         clock.lap("compile")
         workload = build_workload(plan, cost_model)
