@@ -12,7 +12,7 @@ shape      sizes joined by x. Operations: as in `OpKind`; collectives and transf
 direction  fwd, dgrad, wgrad or bwd
 ranks      processes that take part (collectives), or do the same at once (contention)
 time_us    median time of one, in microseconds; where processes wait for each other, the mean without the
-           longest tenth
+           longest quarter
 repeats    how many samples the median is of
 spread     distance of the quartiles of the samples over their median
 versions   of torch and of the communication library

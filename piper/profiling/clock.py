@@ -20,7 +20,7 @@ _SAMPLE_S = 5e-4
 
 _MOST_CALLS = 2000
 _WARM_UP = 3
-_KEPT = 0.9
+_KEPT = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ def timing(samples_s: list[float]) -> Timing:
 
 
 def typical(samples_s: list[float]) -> Timing:
-    """Return the mean without the longest tenth, and the spread.
+    """Return the mean without the longest quarter, and the spread.
 
     Where processes wait for each other, some samples are several times as long as most, and a step that
-    makes many of them takes the mean, not the median, of each.
+    makes many of them takes the mean, not the median, of each; other programs delay the longest.
     """
     kept = sorted(samples_s)[: max(1, round(_KEPT * len(samples_s)))]
     return replace(timing(samples_s), time_s=statistics.fmean(kept))

@@ -159,7 +159,7 @@ def _launch(asked: Profiling) -> Iterator[Measurement]:
 
 
 def _contention(asked: Profiling) -> Iterator[Measurement]:
-    rows, seconds = _Rows.of(asked.device), 0.6 if asked.quick else 1.5
+    rows, seconds = _Rows.of(asked.device), 0.9 if asked.quick else 2.0
     for ranks in TOGETHER:
         asked.report(f"{ranks} processes compute at once")
         case = Case(op=CONTENTION, kernel="mixture", dtype="fp32", shape=(1,))
