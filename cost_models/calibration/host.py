@@ -28,6 +28,7 @@ def fit_host(content: Content, rows: Sequence[Measurement], *, stack: str, sourc
         stack: whose runtime made the passes.
         source: of the figures.
     """
+    content = _within_messages(content, rows)
     found = {**_cores(rows), **_costs(content, rows)}
     if any(name.endswith("overhead") for name in found):
         found |= {"stack": stack, "error": 0.3, "provenance": "fitted"}
@@ -35,6 +36,21 @@ def fit_host(content: Content, rows: Sequence[Measurement], *, stack: str, sourc
         return content
     found["source"] = source
     return overlaid(content, {f"host.{name}": value for name, value in found.items()})
+
+
+def _within_messages(content: Content, rows: Sequence[Measurement]) -> Content:
+    """Lower the latency of the link where messages of the runtime, which cross it, took less in all."""
+    mine = [row for row in rows if row.op == MESSAGE]
+    key = "intra_collectives.transfer.latency"
+    latency = content["intra_collectives"]["transfer"].get("latency", {}).get("ranks_2")
+    if not mine or latency is None:
+        return content
+    alone = transfer_times_s(content, mine)
+    excess_s = float(np.mean([time - row.time_s for row, time in zip(mine, alone, strict=True)]))
+    if excess_s <= 0:
+        return content
+    least_s = max(_quantity(latency, Dimension.SECONDS) - excess_s, 0.0)
+    return overlaid(content, {f"{key}.ranks_2": _us(least_s)})
 
 
 def _cores(rows: Sequence[Measurement]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cost_models.calibration.anchor import BOUNDS, slower
 from cost_models.calibration.calibrate import is_held_out
 from cost_models.calibration.device import device_times_s
 from cost_models.calibration.fit import overlaid
-from cost_models.calibration.network import network_times_s
+from cost_models.calibration.network import network_times_s, transfer_times_s
 from cost_models.catalogue import cluster_content
 from cost_models.documents import yaml_text
 from cost_models.errors import CostModelError
@@ -130,6 +130,14 @@ def test_host_figures_are_what_the_rows_say(fitted) -> None:
     assert launch - gradient == pytest.approx(3.0, abs=0.1)
     assert 7.0 < launch < 9.0  # what the kernel takes by itself is not counted twice
     assert 0 < float(host["message_overhead"].removesuffix("us")) < 1000
+
+
+def test_the_link_takes_no_longer_than_messages_of_the_runtime_over_it(rows: list[Measurement]) -> None:
+    swift = [replace(one, time_s=50e-6) if one.op == "message" else one for one in rows]
+    content = calibrate(swift, base="local-cpu", name="here").content
+    (message,) = (one for one in swift if one.op == "message")
+    assert transfer_times_s(content, [message]) == pytest.approx([50e-6], rel=0.01)
+    assert content["host"]["message_overhead"] == "0us"
 
 
 def test_the_file_loads_and_predicts(fitted, tmp_path: Path) -> None:
