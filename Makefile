@@ -52,6 +52,7 @@ check: $(STAMP)
 accuracy: $(STAMP)
 	@echo "accuracy: the cost models against measurements"
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/published_accuracy.py
 
 bench: $(STAMP)
 	@echo "bench: quick sizes; without --quick each script takes its full size"

@@ -57,10 +57,10 @@ class Loads:
         num_ranks: of the job.
     """
 
-    def __init__(self, cluster: Cluster, *, num_ranks: int) -> None:
+    def __init__(self, cluster: Cluster, *, num_ranks: int, slowdown: float = 1.0) -> None:
         self.cluster = cluster
         self.links = Links(cluster, num_ranks)
-        self._collectives = Collectives(cluster)
+        self._collectives = Collectives(cluster, slowdown=slowdown)
         self._layouts: dict[tuple[tuple[int, ...], bytes], Layout] = {}
 
     def transfer(self, *, size_bytes: int, pairs: Ints) -> CommunicationUse:

@@ -40,7 +40,8 @@ class Job:
     """What to train, how, and on what; None leaves a value to the default of the contract.
 
     Args:
-        model: a name of `piper models`, a config.json (file or folder), or package.module:factory.
+        model: a name of `piper models`, a config.json (file or folder), or package.module:factory; or the
+            source that one of these names.
         strategy: from `piper.strategy`.
         cluster: name or YAML file.
         gpus: number of devices.
@@ -55,7 +56,7 @@ class Job:
         recipe, settings: what they change of the stack: kernels, habits, allocator (`piper.recipe`).
     """
 
-    model: str
+    model: str | ModelSource
     strategy: Strategy = field(default_factory=Strategy)
     cluster: str = "dgx-h100"
     gpus: int | None = None
@@ -230,7 +231,9 @@ def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
     clock = Clock()
     _check_options(job)
     bench = bench or Workbench()
-    source = bench.once("source", job.model, lambda: find_model(job.model))
+    source = job.model
+    if isinstance(source, str):
+        source = bench.once("source", source, lambda: find_model(str(job.model)))
     cluster, cost_model = bench.once(
         "hardware",
         (job.cluster, job.stack, job.recipe, job.settings),

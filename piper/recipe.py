@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
 
 _MODEL, _STRATEGY, COST = "model", "strategy", "cost"
-_ALIASES = {"attention_kernel": "attention"}
+_ALIASES: dict[str, dict[str, str]] = {_MODEL: {"attention_kernel": "attention"}, _STRATEGY: {}, COST: {}}
 _KEYS = {
     _MODEL: tuple(name for name in CHOICES if name != "device"),
     _STRATEGY: HABITS,
-    COST: ("expandable_segments", "contention"),
+    COST: ("expandable_segments", "contention", "attention_kernel"),
 }
+_TEXTS = ("attention_kernel",)
+"""Keys of `cost` that name something; the others are flags."""
+
 _FLAGS = {"true": True, "on": True, "false": False, "off": False}
 
 Settings = Sequence[tuple[str, str]]
@@ -79,10 +82,11 @@ def stack_of(name: str, *, recipe: str | None = None, settings: Settings = ()) -
 
     stack = load_stack(name)
     for where, options in _changes(COST, recipe, settings):
-        flags: dict[str, Any] = {
-            key: _flag(text, field=f"{COST}.{key}", where=where) for key, text in options.items()
+        changes: dict[str, Any] = {
+            key: text if key in _TEXTS else _flag(text, field=f"{COST}.{key}", where=where)
+            for key, text in options.items()
         }
-        stack = replace(stack, **flags)
+        stack = replace(stack, **changes)
     return stack
 
 
@@ -122,7 +126,7 @@ def _of_settings(settings: Settings, section: str) -> dict[str, str]:
 
 
 def _options(found: Mapping[str, Any], *, section: str, where: str) -> dict[str, str]:
-    options = {_ALIASES.get(name, name): _text(value) for name, value in found.items()}
+    options = {_ALIASES[section].get(name, name): _text(value) for name, value in found.items()}
     for name in options:
         if name not in _KEYS[section]:
             raise JobError(

@@ -18,6 +18,7 @@ from simulator import rules
 from simulator.errors import PlanError
 from simulator.host import host_waits
 from simulator.matching import Matching, match_tasks
+from simulator.overheads import overheads_ns
 from simulator.plan import COMPUTE_KINDS, HOST_COPY_KINDS, NONE, IndexLists, Plan
 from simulator.plan.codes import Codes
 from simulator.pricing import PriceTable, price_tasks, whole_ns
@@ -131,7 +132,7 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
     kind = np.concatenate([table.kind for table in tables])
     is_compute = np.isin(kind, COMPUTE_VALUES)
     prices, price, questions = price_tasks(plan, cost_model)
-    duration = np.where(price == NONE, 0, prices.duration_ns[price])
+    duration = np.where(price == NONE, 0, prices.duration_ns[price]) + overheads_ns(plan, cost_model)
     kernels = np.where(is_compute, np.where(price == NONE, 0, prices.num_kernels[price]), 1)
     stream = np.concatenate([t.stream + first for t, first in zip(tables, stream_starts[:-1], strict=True)])
     sharing = (
@@ -156,8 +157,8 @@ def build_workload(plan: Plan, cost_model: CostModel, *, contention: bool = True
         is_host_copy=np.isin(kind, HOST_COPY_VALUES) | flows,
         stream=stream,
         duration_ns=duration,
-        launch_ns=_launch_ns(np.minimum(kernels, 1), cost_model),
-        host_ns=_launch_ns(kernels, cost_model),
+        launch_ns=_launch_ns(np.minimum(kernels, 1), is_compute, cost_model),
+        host_ns=_launch_ns(kernels, is_compute, cost_model),
         host_waits=host_waits(plan, kernels=kernels, stream=stream, cost_model=cost_model),
         waits=_joined([table.waits for table in tables], device_starts),
         previous_step_waits=_joined([table.previous_step_waits for table in tables], device_starts),
@@ -193,11 +194,17 @@ def _joined(lists: list[IndexLists], firsts: Ints) -> IndexLists:
     return IndexLists(starts=np.concatenate(starts), values=np.concatenate(values))
 
 
-def _launch_ns(kernels: Ints, cost_model: CostModel) -> Ints:
+def _launch_ns(kernels: Ints, is_compute: npt.NDArray[np.bool_], cost_model: CostModel) -> Ints:
+    """Return the host time to launch so many kernels of each task."""
     distinct, inverse = np.unique(kernels, return_inverse=True)
-    launch_s = cost_model.launch_overhead_s
-    times = [whole_ns(int(count) * launch_s, of="kernel launch") for count in distinct]
-    return np.array(times, dtype=np.int64)[inverse]
+
+    def times(launch_s: float) -> Ints:
+        listed = [whole_ns(int(count) * launch_s, of="kernel launch") for count in distinct]
+        return np.array(listed, dtype=np.int64)[inverse]
+
+    return np.where(
+        is_compute, times(cost_model.launch_overhead_s), times(cost_model.communication_overhead_s)
+    )
 
 
 def _eager(plan: Plan, matching: Matching, cost_model: CostModel) -> npt.NDArray[np.bool_]:

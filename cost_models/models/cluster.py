@@ -35,8 +35,9 @@ class ClusterCostModel:
     def __init__(self, cluster: Cluster, stack: Stack) -> None:
         self.cluster = cluster
         self.stack = stack
-        self._roofline = MeasuredRoofline(Roofline(cluster.gpu, attention_kernel=stack.attention_kernel))
-        self._collectives = Collectives(cluster)
+        roofline = Roofline(cluster.gpu, attention_kernel=stack.attention_kernel, slowdowns=stack.slowdowns)
+        self._roofline = MeasuredRoofline(roofline)
+        self._collectives = Collectives(cluster, slowdown=stack.slowdowns["collective"])
         self._host_copy = HostCopy(cluster.gpu)
         self._operations: dict[Operation, Price] = {}
         self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
@@ -60,6 +61,26 @@ class ClusterCostModel:
     def pass_overhead(self) -> Price:
         """Return the host time of a task that computes; 0 where the host runs ahead."""
         return self._host_cost(self.cluster.host.pass_s)
+
+    @property
+    def communication_overhead_s(self) -> float:
+        """Return the host time to launch a transfer or a collective; 0 where calling is running (CPU)."""
+        return self.stack.communication_overhead_s if self.cluster.gpu.asynchronous else 0.0
+
+    @property
+    def pass_wait_s(self) -> float:
+        """Return the time of a forward or backward of a stage in which the device waits for the host."""
+        return self.stack.pass_wait_s
+
+    @property
+    def step_wait_s(self) -> float:
+        """Return the same, once per step."""
+        return self.stack.step_wait_s
+
+    @property
+    def step_error(self) -> float | None:
+        """Return |predicted / measured - 1| of step times that 80 % of known runs stay below, or None."""
+        return self.stack.step_error
 
     @property
     def run_ahead_kernels(self) -> int | None:
@@ -185,7 +206,9 @@ class ClusterCostModel:
         from cost_models.loads import Loads  # loads numpy
 
         if num_ranks not in self._loads:
-            self._loads[num_ranks] = Loads(self.cluster, num_ranks=num_ranks)
+            self._loads[num_ranks] = Loads(
+                self.cluster, num_ranks=num_ranks, slowdown=self.stack.slowdowns["collective"]
+            )
         return self._loads[num_ranks]
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cost_models.band import band
@@ -78,10 +78,12 @@ class Collectives:
 
     Args:
         cluster: links and curves.
+        slowdown: of all of them under a framework.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, slowdown: float = 1.0) -> None:
         self.cluster = cluster
+        self._slowdown = slowdown
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
         """Price a collective, from the last arrival to the last byte; one rank costs 0 s.
@@ -100,6 +102,16 @@ class Collectives:
 
     def alone(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Alone:
         """Return the time of a collective of a group that lies like `spread`, and the latency in it."""
+        return self._slowed(self._of_cluster(kind, size_bytes, spread))
+
+    def _slowed(self, alone: Alone) -> Alone:
+        if self._slowdown == 1:
+            return alone
+        return replace(
+            alone, seconds=alone.seconds * self._slowdown, latency_s=alone.latency_s * self._slowdown
+        )
+
+    def _of_cluster(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Alone:
         if spread.num_ranks == 1:
             return _FREE
         if kind is CollectiveKind.RING_SHIFT:
@@ -149,7 +161,8 @@ class Collectives:
     def alone_transfer(self, size_bytes: int, *, inside: bool) -> Alone:
         """Return the time of a transfer inside a node or between two, and the latency in it."""
         spread = Spread(num_ranks=2, num_nodes=1 if inside else 2, fewest=1, most=1)
-        return self._exchange(size_bytes, spread, share=math.inf if inside else self.cluster.network_share(1))
+        share = math.inf if inside else self.cluster.network_share(1)
+        return self._slowed(self._exchange(size_bytes, spread, share=share))
 
     def _exchange(self, size_bytes: int, spread: Spread, *, share: float) -> Alone:
         """Time messages between neighbours, sent at once, `share` bytes per second of network for each."""

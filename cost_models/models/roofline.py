@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import assert_never
 
 from cost_models.band import band
@@ -29,6 +31,15 @@ _ALIGNED_BYTES = 16
 
 _TOUCHED_PER_ROW = 3
 """How often an embedding gradient moves a row: read the gradient, read and write the entry of the table."""
+
+_SLOWDOWN_OF = {
+    OpKind.MATMUL: "matmul",
+    OpKind.GROUPED_MATMUL: "matmul",
+    OpKind.ATTENTION: "attention",
+}
+"""Which slowdown of a framework a kernel has; all others: "memory"."""
+
+_NO_SLOWDOWNS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +78,16 @@ class Roofline:
     Args:
         gpu: the device.
         attention_kernel: a class of `ATTENTION_KERNELS`, or `FITTED`.
+        slowdowns: of a framework's kernels, by "matmul" (grouped ones, too), "attention" and "memory" (all
+            others); 1 for what is not named.
     """
 
-    def __init__(self, gpu: Gpu, *, attention_kernel: str = FITTED) -> None:
+    def __init__(
+        self, gpu: Gpu, *, attention_kernel: str = FITTED, slowdowns: Mapping[str, float] = _NO_SLOWDOWNS
+    ) -> None:
         self.gpu = gpu
         self.attention_kernel = gpu.attention.kernel(attention_kernel)
+        self._slowdowns = slowdowns
 
     def operation(self, operation: Operation) -> Price:
         """Price one kernel (not `count` of them).
@@ -89,6 +105,18 @@ class Roofline:
 
         Raises: CostModelError for `OpKind.FIXED`, for a dtype without a peak, for a shape of another kind.
         """
+        alone = self._of_gpu(operation)
+        slowdown = self._slowdowns.get(_SLOWDOWN_OF.get(operation.kind, "memory"), 1.0)
+        if slowdown == 1:
+            return alone
+        return replace(
+            alone,
+            processor_s=alone.processor_s * slowdown,
+            memory_s=alone.memory_s * slowdown,
+            latency_s=alone.latency_s * slowdown,
+        )
+
+    def _of_gpu(self, operation: Operation) -> Kernel:
         match operation.kind:
             case OpKind.MATMUL:
                 return self._matmul(operation)

@@ -32,6 +32,10 @@ class UnitCostModel:
 
     name = "unit costs"
     launch_overhead_s = 0.0
+    communication_overhead_s = 0.0
+    pass_wait_s = 0.0
+    step_wait_s = 0.0
+    step_error = None
     run_ahead_kernels = None
     expandable_segments = False
     blocking: tuple[str, ...] = ()

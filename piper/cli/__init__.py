@@ -28,6 +28,7 @@ COMMANDS = {
         "Fit a cluster file to such tables, or to a measured job.",
     ),
     "diff": ("piper.cli.diff:diff", "Prediction against a recorded run, per kind of task."),
+    "validate": ("piper.cli.validate:validate", "Predict published runs, and score the predictions."),
     "plot": ("piper.cli.plot:plot", "Draw the timeline of a result."),
     "report": ("piper.cli.report:report", "One self-contained HTML page of one or several results."),
     "export": ("piper.cli.export:export", "A result in the file format of another tool."),

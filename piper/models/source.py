@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelSource:
     """A model by name, by `config.json`, or by factory.
 

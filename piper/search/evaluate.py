@@ -64,7 +64,8 @@ class Evaluator:
         from piper.models import find_model
         from piper.recipe import habits_of
 
-        self.source = find_model(self.job.model)
+        model = self.job.model
+        self.source = find_model(model) if isinstance(model, str) else model
         self.cluster, self.cost_model = load_hardware(
             self.job.cluster, self.job.stack, recipe=self.job.recipe, settings=self.job.settings
         )

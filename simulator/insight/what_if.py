@@ -82,6 +82,10 @@ class ScaledCostModel:
         self.name = f"{inner.name}, scaled"
         self.launch_overhead_s = inner.launch_overhead_s * scales.launch
         self.pass_overhead = _scaled(inner.pass_overhead, scales.launch)
+        self.communication_overhead_s = inner.communication_overhead_s * scales.launch
+        self.pass_wait_s = inner.pass_wait_s
+        self.step_wait_s = inner.step_wait_s
+        self.step_error = inner.step_error
         self.run_ahead_kernels = inner.run_ahead_kernels
         self.blocking = inner.blocking
         self.eager_limit_bytes = inner.eager_limit_bytes
