@@ -220,20 +220,24 @@ class PreparedJob:
         )
 
 
+def _source_of(job: Job) -> ModelSource:
+    from piper.models import find_model
+    from piper.models.source import ModelSource
+
+    return job.model if isinstance(job.model, ModelSource) else find_model(job.model)
+
+
 def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
     """Return a job with its model and hardware; `bench`: what it shares with other jobs.
 
     Raises: ModelError, StrategyError, JobError, CostModelError for what does not go together.
     """
-    from piper.models import find_model
     from piper.recipe import habits_of, kernels_of
 
     clock = Clock()
     _check_options(job)
     bench = bench or Workbench()
-    source = job.model
-    if isinstance(source, str):
-        source = bench.once("source", source, lambda: find_model(str(job.model)))
+    source = bench.once("source", job.model, lambda: _source_of(job))
     cluster, cost_model = bench.once(
         "hardware",
         (job.cluster, job.stack, job.recipe, job.settings),

@@ -65,6 +65,14 @@ class FakeCostModel:
         return self.launch_ns / 1e9
 
     @property
+    def communication_overhead_s(self) -> float:
+        return self.launch_overhead_s
+
+    pass_wait_s = 0.0
+    step_wait_s = 0.0
+    step_error = None
+
+    @property
     def pass_overhead(self) -> Price:
         return exact_price(0)
 

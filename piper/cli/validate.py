@@ -43,7 +43,15 @@ def validate(  # noqa: PLR0917 (options are given by name)
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Predict published runs and score the predictions, by source."""
+    """Predict published runs and score the predictions, by source.
+
+    A file has a row per run: model, shape, GPU, degrees, and what was measured (docs/accuracy.md).
+
+    \b
+    Examples:
+      piper validate runs.csv
+      piper validate runs.csv --rows predicted.csv --report page.html
+    """
     from piper.validation.halves import predict_halves
     from piper.validation.predictions import predict_rows
     from piper.validation.rows import read_rows
