@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import FoldedScalarString
 
 from cost_models import catalogue
 from cost_models.errors import InputError
@@ -32,6 +33,7 @@ FOLDER = Path(__file__).parent / "published_runs"
 MOST = 100
 """Runs of one source that are fitted to: those of large tables repeat each other."""
 SEED = 1
+SAID = "fitted to published runs (docs/accuracy.md)"
 
 
 def main() -> None:
@@ -102,7 +104,10 @@ def write_overlay(path: Path, parameters: Overlay, *, runs: int) -> None:
 
 
 def write_files(parameters: Overlay) -> None:
-    """Write parameters into the files of the catalogue; their sections say so in `source`."""
+    """Write parameters into the files of the catalogue; their sections say so in `source`.
+
+    A new section `training` of a file that extends another chip's inherits only if it says so.
+    """
     by_file: dict[Path, dict[str, object]] = defaultdict(dict)
     for name, value in parameters:
         kind, entry, keys = name.split(":", 2)
@@ -113,16 +118,16 @@ def write_files(parameters: Overlay) -> None:
         content = yaml.load(path.read_text(encoding="utf-8"))
         for keys, value in figures.items():
             section, *inner, last = keys.split(".")
-            place = content[section]
+            place = content.setdefault(section, {})
             for key in inner:
-                place = place[key]
+                place = place.setdefault(key, {})
             place[last] = value
-            said = "fitted to published runs (docs/accuracy.md)"
-            if said not in content[section]["source"]:
-                names = ", ".join(k.partition(".")[2] for k in figures if k.startswith(f"{section}."))
-                content[section]["source"] = type(content[section]["source"])(
-                    f"{content[section]['source'].rstrip()}. {names}: {said}\n"
-                )
+        for section in {keys.partition(".")[0] for keys in figures}:
+            names = ", ".join(keys.partition(".")[2] for keys in figures if keys.startswith(f"{section}."))
+            before = content[section].pop("source", "").rstrip()
+            if SAID not in before:
+                before = f"{before}. {names}: {SAID}" if before else SAID
+            content[section]["source"] = FoldedScalarString(f"{before}\n")
         with path.open("w", encoding="utf-8") as file:
             yaml.dump(content, file)
 

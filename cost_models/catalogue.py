@@ -29,6 +29,8 @@ from cost_models.read_measured import with_table_beside, with_tables_inside
 from cost_models.stacks import ALIASES as STACK_ALIASES
 from cost_models.stacks import STACKS
 from cost_models.topology import Cluster
+from cost_models.training import SECTION as TRAINING
+from cost_models.training import trained
 from cost_models.yaml_file import SCHEMA_VERSION, Section, read_yaml
 
 TASKS = (
@@ -247,8 +249,10 @@ def _catalogue_file(path: Path) -> dict[str, Any]:
     return read_yaml(path)
 
 
-def _gpu(path: Path) -> Gpu:
-    return read_gpu(_content(path, _GPU), where=_shown(path))
+def _gpu(path: Path, *, training: bool = False) -> Gpu:
+    """Read a GPU; `training`: with the figures that it reaches in training, see `trained`."""
+    content, where = _content(path, _GPU), _shown(path)
+    return read_gpu(trained(content, where=where) if training else content, where=where)
 
 
 def _cluster(path: Path) -> Cluster:
@@ -256,11 +260,12 @@ def _cluster(path: Path) -> Cluster:
     where = _shown(path)
     gpu = content.get("gpu")
     if isinstance(gpu, dict):  # a calibrated cluster holds its devices
-        return read_cluster(content, gpu=read_gpu(gpu, where=f"{where}: gpu"), where=where)
+        described = trained(gpu, where=f"{where}: gpu")
+        return read_cluster(content, gpu=read_gpu(described, where=f"{where}: gpu"), where=where)
     if not isinstance(gpu, str):
         fix = "name a GPU (see `piper gpus`), a YAML file, or write its sections here"
         raise CostModelError(where=where, field="gpu", value=gpu, rule="must be a GPU", fix=fix)
-    return read_cluster(content, gpu=_gpu(_GPU.path(gpu, beside=path)), where=where)
+    return read_cluster(content, gpu=_gpu(_GPU.path(gpu, beside=path), training=True), where=where)
 
 
 def _stack(path: Path) -> Stack:
@@ -328,6 +333,8 @@ def _content(path: Path, folder: _Folder, *, chain: tuple[Path, ...] = ()) -> di
     base_path = folder.path(base, beside=path)
     below = _content(base_path, folder, chain=(*chain, path))
     merged = below | {key: _inherited(key, value, below, where=where) for key, value in content.items()}
+    if TRAINING not in content:  # of another device, or of the same one only if the file says so
+        merged.pop(TRAINING, None)
     if folder is _CLUSTER and "gpu" not in content and isinstance(merged.get("gpu"), str):
         merged["gpu"] = str(_GPU.path(merged["gpu"], beside=base_path))
     return merged

@@ -38,7 +38,7 @@ _SECTIONS = ("chip", "peak", "memory", "matmul", "grouped_matmul", "attention", 
 
 def read_gpu(content: Any, *, where: str) -> Gpu:
     """Return the GPU that `content` describes; CostModelError names `where` and the field."""
-    keys = ("schema_version", "name", "description", *_SECTIONS, "host_link")
+    keys = ("schema_version", "name", "description", *_SECTIONS, "host_link", "training")
     file = Section(content, where=where, keys=keys, sourced=False)
     chip = file.section("chip", ("processors", "asynchronous"))
     memory = file.section("memory", ("capacity", "usable", "bandwidth", "context"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost_models.catalogue import figure_of
+from cost_models.training import SECTION
 from piper.validation.overlay import Overlay
 
 _NUMBER = re.compile(r"^([\d.eE+-]+)(.*)$")
@@ -21,6 +22,7 @@ class Parameter:
         sigma: of the logarithm of the factor, beforehand.
         low, high: bounds of the value (of the factor for a list).
         start: the value where the file has none.
+        of: the figure that the value is a factor of, whose product low and high bound; None: itself.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Parameter:
     low: float
     high: float
     start: str | float | None = None
+    of: str | None = None
 
     def value(self) -> Any:
         """Return what the file says, or `start`."""
@@ -46,6 +49,9 @@ class Parameter:
         """Return the bounds of the factor."""
         value = self.value()
         number = 1.0 if isinstance(value, list) else _split(value)[0]
+        if self.of is not None:
+            scaled = figure_of(self.of)
+            number *= 1.0 if isinstance(scaled, list) else _split(scaled)[0]
         return self.low / number, self.high / number
 
 
@@ -62,10 +68,13 @@ def overlay_of(parameters: tuple[Parameter, ...], factors: list[float]) -> Overl
 
 
 def _gpu(name: str, **figures: tuple[float, float, float]) -> list[Parameter]:
-    return [
-        Parameter(name=f"gpu:{name}:{key.replace('__', '.')}", sigma=sigma, low=low, high=high)
-        for key, (sigma, low, high) in figures.items()
-    ]
+    found = []
+    for key, (sigma, low, high) in figures.items():
+        dotted = key.replace("__", ".")
+        full = f"gpu:{name}:{SECTION}.{dotted}"
+        of = f"gpu:{name}:{dotted}"
+        found.append(Parameter(name=full, sigma=sigma, low=low, high=high, start=1.0, of=of))
+    return found
 
 
 def _cluster(name: str, *keys: str) -> list[Parameter]:

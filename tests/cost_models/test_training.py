@@ -1,0 +1,41 @@
+"""A GPU in training: its measured figures times the factors of its section `training`."""
+
+import pytest
+
+from cost_models import load_cluster, load_gpu
+from cost_models.catalogue import cluster_content
+from cost_models.errors import CostModelError
+from cost_models.training import trained
+
+
+def test_a_cluster_has_its_gpu_as_in_training_and_the_gpu_alone_as_measured() -> None:
+    alone, inside = load_gpu("h100-sxm"), load_cluster("dgx-h100").gpu
+    factor = cluster_content("dgx-h100")["gpu"]["training"]["matmul"]["efficiency"]
+    assert inside.matmul.efficiency == pytest.approx(alone.matmul.efficiency * factor)
+    assert inside.matmul.latency_s == alone.matmul.latency_s
+
+
+def test_factors_scale_numbers_lists_and_quantities() -> None:
+    content = {"a": {"share": 0.5, "list": [0.4, 0.9], "time": "4us"}}
+    factors = {"a": {"share": 1.5, "list": 1.2, "time": 0.5}, "source": "fitted"}
+    found = trained(content | {"training": factors}, where="x.yaml")
+    assert found["a"] == {"share": 0.75, "list": [pytest.approx(0.48), 1.0], "time": "2us"}
+
+
+@pytest.mark.parametrize(
+    ("factors", "field"),
+    [
+        ({"a": {"none": 1.1}}, "training.a.none"),
+        ({"a": {"share": 0}}, "training.a.share"),
+        ({"b": {"share": 1.1}}, "training.b"),
+        ([1.1], "training"),
+    ],
+)
+def test_a_factor_of_nothing_is_refused_by_name(factors: object, field: str) -> None:
+    with pytest.raises(CostModelError) as problem:
+        trained({"a": {"share": 0.5}, "training": factors}, where="x.yaml")
+    assert problem.value.field == field
+
+
+def test_another_chip_does_not_inherit_the_factors() -> None:
+    assert load_cluster("dgx-h200").gpu.matmul.efficiency == load_gpu("h200-sxm").matmul.efficiency
