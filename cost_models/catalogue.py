@@ -151,7 +151,10 @@ def cluster_content(name_or_path: str) -> dict[str, Any]:
     _cluster(path)  # refuses what is broken
     content = copy.deepcopy(_content(path, _CLUSTER))
     if isinstance(content["gpu"], str):
-        content["gpu"] = copy.deepcopy(_content(_GPU.path(content["gpu"], beside=path), _GPU))
+        gpu = copy.deepcopy(_content(_GPU.path(content["gpu"], beside=path), _GPU))
+        in_training = trained(gpu, where=str(gpu.get("name")))
+        in_training.pop(TRAINING, None)  # its factors are in the figures now
+        content["gpu"] = in_training
     return with_tables_inside(content)
 
 

@@ -3,16 +3,22 @@
 import pytest
 
 from cost_models import load_cluster, load_gpu
-from cost_models.catalogue import cluster_content
+from cost_models.catalogue import cluster_content, figure_of
 from cost_models.errors import CostModelError
 from cost_models.training import trained
 
 
 def test_a_cluster_has_its_gpu_as_in_training_and_the_gpu_alone_as_measured() -> None:
     alone, inside = load_gpu("h100-sxm"), load_cluster("dgx-h100").gpu
-    factor = cluster_content("dgx-h100")["gpu"]["training"]["matmul"]["efficiency"]
+    factor = figure_of("gpu:h100-sxm:training.matmul.efficiency")
     assert inside.matmul.efficiency == pytest.approx(alone.matmul.efficiency * factor)
     assert inside.matmul.latency_s == alone.matmul.latency_s
+
+
+def test_a_file_that_holds_its_device_has_the_figures_of_training() -> None:
+    gpu = cluster_content("dgx-h100")["gpu"]
+    assert "training" not in gpu
+    assert gpu["matmul"]["efficiency"] == pytest.approx(load_cluster("dgx-h100").gpu.matmul.efficiency)
 
 
 def test_factors_scale_numbers_lists_and_quantities() -> None:
