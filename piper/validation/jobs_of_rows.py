@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cost_models import load_stack
 from piper.errors import JobError
 from piper.predict import Job
 from piper.strategy import Strategy
@@ -13,7 +14,7 @@ from piper.validation.models_of_rows import model_of_row, with_vocabulary
 from piper.validation.places import cluster_of_row
 from piper.validation.rows import PublishedRow
 from piper.validation.stacks import TENSOR_PARALLEL_EXPERTS, padded_vocabulary, stack_of_row
-from simulator.conventions import CONVENTIONS, model_flops_per_token
+from simulator.conventions import DEFAULT, model_flops_per_token
 
 if TYPE_CHECKING:
     from cost_models.catalogue import Stack
@@ -70,7 +71,8 @@ def job_of_row(row: PublishedRow, *, stack: str = "auto") -> RowJob:
         stack: name or file, or "auto": by the framework and date of the row.
     Raises: InputError of any kind for what cannot be told; its text is the reason to skip the row.
     """
-    profile = stack_of_row(row, stack=stack)
+    stack = stack_of_row(row, stack=stack)
+    profile = load_stack(stack)
     cluster = cluster_of_row(row)
     reading = _Reading(row=row, profile=profile, assumed=[])
     source, open_parts = model_of_row(row, context=row.seq_len)
@@ -91,7 +93,7 @@ def job_of_row(row: PublishedRow, *, stack: str = "auto") -> RowJob:
         global_batch=global_batch,
         micro_batch=micro_batch,
         dtype=row.text("dtype") or reading.assume("dtype", DTYPE),
-        stack=profile.name,
+        stack=stack,
         settings=_kernels(row),
     )
     facts = source.facts
@@ -266,7 +268,6 @@ def _kernels(row: PublishedRow) -> tuple[tuple[str, str], ...]:
 
 
 _CONVENTIONS = (
-    (r"size\*f\*2", "six_n_with_recompute"),
     (r"eq\.?\(3\)", "narayanan"),
     (r"72blsh", "nemo"),
     (r"palm|6n ?\+ ?12", "palm"),
@@ -290,9 +291,7 @@ def measured_step_s(row: PublishedRow, facts: ModelFacts | None, *, seq_len: int
     if facts is None or (tflops is None and mfu is None):
         return None
     text = row.text("flops_convention").lower()
-    name = next((name for pattern, name in _CONVENTIONS if re.search(pattern, text)), "palm")
-    if name not in CONVENTIONS:
-        return None
+    name = next((name for pattern, name in _CONVENTIONS if re.search(pattern, text)), DEFAULT)
     flops = tokens * model_flops_per_token(facts, seq_len=seq_len, convention=name)
     peak = re.search(r"/ ?(\d+(?:\.\d+)?) ?tf|vs (\d+(?:\.\d+)?) tf", text)
     if tflops is None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from cost_models import load_stack
 from piper.validation.rows import PublishedRow
-
-if TYPE_CHECKING:
-    from cost_models.catalogue import Stack
 
 AUTO = "auto"
 
@@ -55,13 +50,12 @@ the first rank's device. Others print what torch calls allocated."""
 FALLBACK = "piper"
 
 
-def stack_of_row(row: PublishedRow, *, stack: str = AUTO) -> Stack:
-    """Return the stack of a run; raises CostModelError for a name or file that does not exist."""
+def stack_of_row(row: PublishedRow, *, stack: str = AUTO) -> str:
+    """Return the stack of a run: the name or file that is asked for, or that of its framework."""
     if stack != AUTO:
-        return load_stack(stack)
+        return stack
     framework = row.text("framework").lower()
-    found = (name for pattern, name in STACKS if re.search(pattern, framework))
-    return load_stack(next(found, FALLBACK))
+    return next((name for pattern, name in STACKS if re.search(pattern, framework)), FALLBACK)
 
 
 def padded_vocabulary(size: int, *, stack: str, tp: int) -> int:

@@ -81,3 +81,10 @@ def test_halves_are_those_of_a_fixed_hash() -> None:
     halves = {row(model=f"GPT {size}B").half for size in range(20)}
     assert halves == {"a", "b"}
     assert row().half == row(step_time_s="9").half
+
+
+def test_a_stack_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema_version: 1\nname: mine\nextends: megatron-2021\n", encoding="utf-8")
+    assert job_of_row(row(), stack=str(path)).job.stack == str(path)
+    assert predict_row(row(), stack=str(path)).reason == ""
