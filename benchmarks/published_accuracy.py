@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from piper.validation.halves import predict_halves
+from piper.validation.fitting.parameters import PARAMETERS
+from piper.validation.halves import fitted_to, predict_halves
 from piper.validation.odd_runs import ODD_RUNS
 from piper.validation.predictions import RowPrediction, predict_rows
 from piper.validation.rows import read_rows
@@ -29,6 +30,8 @@ WORSE = 0.005
 EVERY = 16
 """--quick predicts one run of so many of each source, but all where there are few."""
 FEW = 40
+PARAMETERS_BEGIN = "<!-- parameters: benchmarks/published_accuracy.py --update -->\n"
+PARAMETERS_END = "<!-- end of parameters -->\n"
 BEGIN, END = "<!-- scores: benchmarks/published_accuracy.py --update -->\n", "<!-- end of scores -->\n"
 
 
@@ -52,8 +55,9 @@ def main() -> None:
     if options.update:
         SCORES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
-        head, tail = page.partition(BEGIN)[0], page.partition(END)[2]
-        PAGE.write_text(head + BEGIN + table(found) + END + tail, encoding="utf-8")
+        page = between(page, BEGIN, END, text=table(found))
+        page = between(page, PARAMETERS_BEGIN, PARAMETERS_END, text=parameter_table())
+        PAGE.write_text(page, encoding="utf-8")
     elif not options.quick:
         worse = worsened(found, json.loads(SCORES.read_text(encoding="utf-8")))
     print(json.dumps(found | {"worse": worse, "predict_s": round(shipped_s, 1), "n_rows": len(rows)}))
@@ -72,6 +76,21 @@ def summary(predictions: list[RowPrediction]) -> dict[str, Any]:
             for name, score in every["by_source"].items()
         },
     }
+
+
+def between(page: str, begin: str, end: str, *, text: str) -> str:
+    """Return the page with another text between two marks."""
+    return page.partition(begin)[0] + begin + text + end + page.partition(end)[2]
+
+
+def parameter_table() -> str:
+    """Return every parameter with its value, and those of the fits to the halves."""
+    halves = {half: dict(fitted_to(half)) for half in ("a", "b")}
+    lines = ["| parameter | value | fit to half a | fit to half b |", "|---|---|---|---|"]
+    for parameter in PARAMETERS:
+        values = (parameter.value(), *(halves[half].get(parameter.name) for half in ("a", "b")))
+        lines.append(f"| `{parameter.name}` | {' | '.join(map(str, values))} |")
+    return "\n".join(lines) + "\n"
 
 
 def worsened(found: dict[str, Any], before: dict[str, Any]) -> list[str]:
