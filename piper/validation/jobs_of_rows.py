@@ -13,7 +13,7 @@ from piper.strategy import Strategy
 from piper.validation.models_of_rows import model_of_row, with_vocabulary
 from piper.validation.places import cluster_of_row
 from piper.validation.rows import PublishedRow
-from piper.validation.stacks import TENSOR_PARALLEL_EXPERTS, padded_vocabulary, stack_of_row
+from piper.validation.stacks import padded_vocabulary, stack_of_row
 from simulator.conventions import DEFAULT, model_flops_per_token
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ class _Reading:
         experts = row.integer("ep") or 1
         if experts > 1:
             found["ep"] = experts
-            folded = "expert-tp=1" in row.text("notes").lower()
-            if degrees["tp"] > 1 and not folded and self.profile.name in TENSOR_PARALLEL_EXPERTS:
-                found["etp"] = degrees["tp"]
+            if "expert-tp=1" in row.text("notes").lower():
+                found["etp"] = 1
         found["zero"] = self.zero()
         shards = self.shards(degrees["dp"])
         if found["zero"] and shards:

@@ -29,10 +29,6 @@ STACKS = (
 )
 """Patterns over the column `framework`, the first that is found wins -> stack."""
 
-TENSOR_PARALLEL_EXPERTS = ("megatron-core-2024", "nemo-2025")
-"""Stacks that cut experts over the tensor-parallel ranks unless the row says expert-TP=1 (Megatron-Core's
-default of --expert-tensor-parallel-size is the tensor-parallel size)."""
-
 PADS_VOCABULARY = ("megatron-2021", "zero-bubble-2023", "megatron-core-2024", "nemo-2025")
 """Stacks that pad the vocabulary to a multiple of 128 x tp (Megatron-LM's --make-vocab-size-divisible-by);
 others do so only where it is cut."""
