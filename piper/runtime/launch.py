@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from simulator.plan import Plan
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from piper.runtime.known import KnownReferences
     from piper.runtime.program import Program
+    from piper.runtime.rank import RankJob
 
 _LIMIT_FACTOR = 2.0
 """Local ranks give up transfers later than the watcher blames the culprit, which knows more."""
@@ -44,6 +47,7 @@ def run_local(
     timeout_s: float = 600.0,
     optimizer: OptimizerSettings | None = None,
     program: Program | None = None,
+    references: KnownReferences | None = None,
 ) -> RunOutcome:
     """Train `steps` steps of `plan` with `num_ranks` processes on this machine's CPUs.
 
@@ -58,6 +62,7 @@ def run_local(
         timeout_s: a rank that is silent for so long ends the job.
         optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
         program: the traced model, if at hand.
+        references: keeps those of verified runs with ordered reductions from one call to the next.
 
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
         RunFailedError naming the culprit.
@@ -68,12 +73,16 @@ def run_local(
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
     _prepare_torch()
     from piper.runtime.program import check_program, program_of_plan
+    from piper.runtime.rank import RankJob
 
     if program is None:
         program = program_of_plan(source, plan)
     else:
         check_program(program, plan)
-    outcome: RunOutcome = _fork_and_watch(plan, source, program=program, settings=settings)
+    job = partial(RankJob, plan=plan, source=source, program=program, settings=settings)
+    if references is not None and verify and settings.reductions == "ordered":
+        job = partial(job, known=references.of(plan, source, program=program, settings=settings))
+    outcome: RunOutcome = _fork_and_watch(plan, job, timeout_s=settings.timeout_s)
     return outcome
 
 
@@ -123,13 +132,11 @@ def _prepare_torch() -> None:
     importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
 
-def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunSettings) -> RunOutcome:
+def _fork_and_watch(plan: Plan, job: Callable[..., RankJob], *, timeout_s: float) -> RunOutcome:
     """Fork one process per rank: torch and the program are inherited, so ranks start in milliseconds."""
     import multiprocessing
 
     import torch.distributed as dist
-
-    from piper.runtime.rank import RankJob
 
     fork = multiprocessing.get_context("fork")
     board = ProgressBoard(plan.num_ranks)
@@ -139,8 +146,7 @@ def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunS
     try:
         for rank in range(plan.num_ranks):
             receive, send = fork.Pipe(duplex=False)
-            job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
-            target = partial(_be_rank, job, board, pipe=send, port=ports[rank][0])
+            target = partial(_be_rank, job(rank=rank), board, pipe=send, port=ports[rank][0])
             process = fork.Process(target=target, daemon=True)
             process.start()
             send.close()
@@ -149,7 +155,7 @@ def _fork_and_watch(plan: Plan, source: Any, *, program: Program, settings: RunS
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         for _, tell in ports:
             tell.send(store.port)
-        outcome: RunOutcome = watch(children, board, plan, timeout_s=settings.timeout_s)
+        outcome: RunOutcome = watch(children, board, plan, timeout_s=timeout_s)
         return outcome
     finally:
         # A traceback may keep this frame alive; a store in it would hang the next run's children on exit.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
 from piper.runtime.groups import Groups, group_table, require_agreement
+from piper.runtime.known import KnownStep, References
 from piper.runtime.ledger import Ledger
 from piper.runtime.outcome import RankLedger, RunOutcome, StepFigures, run_result
 from piper.runtime.program import Program
@@ -41,6 +42,7 @@ class RankJob:
     Args:
         plan, source, program, settings: the job, equal on all ranks.
         rank: which one this is.
+        known: the references of all steps, where they are known [Note: known references].
     """
 
     plan: Plan
@@ -48,6 +50,7 @@ class RankJob:
     program: Program
     settings: RunSettings
     rank: int
+    known: tuple[KnownStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +156,8 @@ def _verifier(job: RankJob, report: Report) -> Verifier | None:
     if not job.settings.verify or job.rank != 0:
         return None
     report(Phase.VERIFYING)
-    return Verifier(job.plan, job.source, program=job.program, settings=job.settings)
+    references = References(job.plan, job.source, program=job.program, settings=job.settings, known=job.known)
+    return Verifier(job.plan, references, settings=job.settings)
 
 
 def _context(job: RankJob, groups: Groups) -> RankContext:

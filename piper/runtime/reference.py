@@ -7,7 +7,7 @@ global batch at once. Both know the plan's sizes and orders, and nothing of how 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,14 @@ class Expected:
     gradients: dict[Holder, Tensor]
     parameters: dict[Holder, Tensor]
     grad_norm: float | None
+
+    def copied(self) -> Expected:
+        """Return one whose tensors no later step changes."""
+        return replace(
+            self,
+            gradients={holder: tensor.clone() for holder, tensor in self.gradients.items()},
+            parameters={holder: tensor.clone() for holder, tensor in self.parameters.items()},
+        )
 
 
 class SameTree:
@@ -85,6 +93,10 @@ class SameTree:
         self._write_back()
         parameters = {holder: leaf.detach() for holder, leaf in self.leaf_of.items()}
         return Expected(losses=losses, gradients=gradients, parameters=parameters, grad_norm=norm)
+
+    def start(self) -> dict[str, Tensor]:
+        """Return the trained parameters as they are now, by name, fp32."""
+        return {name: leaf.detach().float().clone() for (_, name), leaf in self.trained.items()}
 
     def load(self, parameters: dict[Holder, Tensor]) -> None:
         """Go on from given parameters (native reductions: compare each step from the same start)."""

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from piper.runtime.context import RankContext
 from piper.runtime.init import batch_of_step
+from piper.runtime.known import References
 from piper.runtime.outcome import Verification
-from piper.runtime.program import Program
-from piper.runtime.reference import Expected, SameTree, WholeBatch
+from piper.runtime.reference import Expected
 from piper.runtime.routes import offsets, owned_buckets, shard_range
 from piper.runtime.settings import RunSettings
-from piper.runtime.sources import Source
 from piper.runtime.step import StepState
 from simulator.plan import Plan
 
@@ -121,18 +120,15 @@ def relative_error(found: Tensor, expected: Tensor, *, scale: Tensor) -> float:
 
 
 class Verifier:
-    """Holds both references on rank 0 and keeps the worst errors."""
+    """Holds evidence against both references, on rank 0, and keeps the worst errors."""
 
-    def __init__(self, plan: Plan, source: Source, *, program: Program, settings: RunSettings) -> None:
+    def __init__(self, plan: Plan, references: References, *, settings: RunSettings) -> None:
         self.plan = plan
         self.settings = settings
-        self.same = SameTree(plan, source, program=program, settings=settings)
-        self.whole = WholeBatch(plan, source, settings=settings)
+        self.references = references
         self.same_worst = _Worst()
         self.whole_worst = _Worst()
-        self.start: dict[str, Tensor] = {
-            name: leaf.detach().float().clone() for (_, name), leaf in self.same.trained.items()
-        }
+        self.start = references.start()
 
     def compare(self, number: int, evidence: list[Evidence]) -> None:
         """Compare one step with both references."""
@@ -141,7 +137,7 @@ class Verifier:
         self._compare_whole_batch(number, batch, evidence)
         self.start = self._parameters(evidence)
         if self.settings.reductions == "native":
-            self.same.load({holder: self.start[holder[1]] for holder in self.same.masters})
+            self.references.load(self.start)
 
     def verification(self) -> Verification:
         """Return the verdict over all steps so far."""
@@ -163,7 +159,7 @@ class Verifier:
         return all(errors[kind] <= limit for kind, limit in limits.items())
 
     def _compare_same_tree(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
-        expected = self.same.step(number, batch)
+        expected = self.references.same_tree(number, batch)
         worst = self.same_worst
         found = self._losses(evidence)
         for key, loss in sorted(expected.losses.items()):
@@ -194,7 +190,7 @@ class Verifier:
 
     def _compare_whole_batch(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
         worst = self.whole_worst
-        loss, gradients = self.whole.gradients(number, batch, self.start)
+        loss, gradients = self.references.whole_batch(number, batch, self.start)
         theirs = torch.tensor(loss, dtype=torch.float64)
         ours = torch.tensor(
             sum(self._losses(evidence).values()) / self.plan.training.tokens_per_step, dtype=torch.float64
@@ -207,7 +203,7 @@ class Verifier:
                 worst.compare(
                     "gradients", found[name], flat, scale=flat, what=f"step {number} gradient of {name}"
                 )
-        trajectory = self.whole.trajectory(number, batch)
+        trajectory = self.references.trajectory(number, batch)
         if trajectory is not None:
             for name, parameter in self._parameters(evidence).items():
                 flat = trajectory[name].reshape(-1).float()

@@ -10,11 +10,15 @@ from cost_models.ops import Operation, OpKind
 from piper.compiler import compile_graph
 from piper.graph import CapturedModel, CapturedSegment, PassCost, build_graph
 from piper.runtime import OptimizerSettings, RunOutcome, run_local
+from piper.runtime.known import KnownReferences
 from piper.runtime.program import Program, build_program
 from piper.runtime.sources import build
 from piper.strategy import complete, load_strategy, resolve
 from simulator.plan import ModelFacts, Parameter, Plan, TensorSpec
 from tests.piper.runtime.toy import HIDDEN, SEQ, VOCABULARY, toy
+
+SHARED = KnownReferences()
+"""References of all runs of this test process [Note: known references]."""
 
 NOTHING = PassCost(
     operations=(Operation(kind=OpKind.ELEMENTWISE, name="x", shape=(1,), dtype="fp32", flops=1, bytes=4),),
@@ -117,5 +121,5 @@ def train(
         verify=verify,
         optimizer=settings,
         program=program_for(plan, **chosen),
-        **{"timeout_s": 60.0, **options},
+        **{"timeout_s": 60.0, "references": SHARED, **options},
     )
