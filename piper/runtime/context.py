@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from piper.runtime.dropout import DropoutKeys
 from piper.runtime.groups import Groups
+from piper.runtime.halves import Halves
 from piper.runtime.init import replica_of, samples_of
 from piper.runtime.ledger import Ledger
 from piper.runtime.program import Program
@@ -24,7 +25,10 @@ from simulator.plan import Plan, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """A rank's plan, code, state and ways to reach the others."""
+    """A rank's plan, code, state and ways to reach the others.
+
+    `halves`: (first segment, microbatch size) -> what BI does and what waits [Note: rehearsal].
+    """
 
     rank: int
     plan: Plan
@@ -35,6 +39,7 @@ class RankContext:
     groups: Groups
     reducer: Reducer
     ledger: Ledger
+    halves: dict[tuple[int, int], Halves] = field(default_factory=dict)
 
     def micro_batch(self, microbatch: int) -> int:
         """Return the samples of a microbatch."""

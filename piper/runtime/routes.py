@@ -1,8 +1,8 @@
 """What every task of a pipeline rank reads and writes, derived once from the plan. Free of torch.
 
 [Note: islands]
-Autograd is cut where the plan has separate B tasks: an island is the run of segments of one B. Segments
-without a B (nothing in them needs a gradient) are islands of their own that nothing runs backward.
+Autograd is cut where the plan has separate B (or BI) tasks: an island is the run of segments of one B.
+Segments without a B (nothing in them needs a gradient) are islands of their own that nothing runs backward.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from simulator.plan import NONE, DevicePlan, Plan, Task, TaskKind
 
 Value = tuple[int, int]
 """(segment, output); segment -1 is the model input of that number."""
+
+
+_THROUGH = frozenset({TaskKind.B, TaskKind.BI})
+"""Tasks that go back through an island."""
+_GIVE_GRADIENTS = frozenset({TaskKind.B, TaskKind.BW})
+"""Tasks that add to the gradients of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,7 @@ class Routes:
         again: set[tuple[int, int, int]] = set()
         for task in self.tasks:
             key = (task.stage, task.microbatch)
-            if task.kind is TaskKind.B:
+            if task.kind in _THROUGH:
                 spans.setdefault(key, []).append((task.first_segment, task.last_segment))
             elif task.kind is TaskKind.R:
                 again.add((*key, task.first_segment))
@@ -85,12 +91,18 @@ class Routes:
         }
 
     def island(self, task: Task) -> Island:
-        """Return the island of a B or R task."""
+        """Return the island of a B, BI or R task."""
         for island in self.islands[task.stage, task.microbatch]:
             if island.first == task.first_segment:
                 return island
         check_invariant(False, f"no F of {task.kind.name} at segment {task.first_segment}")
         raise KeyError
+
+    def islands_of(self, task: Task) -> list[Island]:
+        """Return the islands whose parameters get gradients from a B or BW task, last one first."""
+        found = self.islands[task.stage, task.microbatch]
+        inside = [island for island in found if task.first_segment <= island.first <= task.last_segment]
+        return [island for island in reversed(inside) if island.backward]
 
     @cached_property
     def reads(self) -> Counter[tuple[int, Value]]:
@@ -108,13 +120,14 @@ class Routes:
 
     @cached_property
     def uses(self) -> Counter[tuple[int, int, str]]:
-        """Return (stage, microbatch, parameter) -> how many B tasks compute a part of its gradient."""
-        found: Counter[tuple[int, int, str]] = Counter()
-        for task in self.tasks:
-            if task.kind is TaskKind.B:
-                names = self.island(task).parameters
-                found.update((task.stage, task.microbatch, name) for name in names)
-        return found
+        """Return (stage, microbatch, parameter) -> how many islands have a part of its gradient."""
+        return Counter(
+            (task.stage, task.microbatch, name)
+            for task in self.tasks
+            if task.kind in _GIVE_GRADIENTS
+            for island in self.islands_of(task)
+            for name in island.parameters
+        )
 
     @cached_property
     def accumulation_order(self) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -127,9 +140,9 @@ class Routes:
         left = Counter(self.uses)
         order: dict[str, list[tuple[int, int]]] = {}
         for task in self.tasks:
-            if task.kind is not TaskKind.B:
+            if task.kind not in _GIVE_GRADIENTS:
                 continue
-            for name in self.island(task).parameters:
+            for name in [name for island in self.islands_of(task) for name in island.parameters]:
                 key = (task.stage, task.microbatch, name)
                 left[key] -= 1
                 if left[key] == 0:
@@ -171,7 +184,7 @@ class Routes:
 
     @cached_property
     def _backward_starts(self) -> frozenset[tuple[int, int]]:
-        return frozenset((t.stage, t.first_segment) for t in self.tasks if t.kind is TaskKind.B)
+        return frozenset((t.stage, t.first_segment) for t in self.tasks if t.kind in _THROUGH)
 
     def _has_backward(self, stage: int, first: int) -> bool:
         return (stage, first) in self._backward_starts

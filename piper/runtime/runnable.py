@@ -13,6 +13,8 @@ _RUN = frozenset(
     {
         TaskKind.F,
         TaskKind.B,
+        TaskKind.BI,
+        TaskKind.BW,
         TaskKind.R,
         TaskKind.SEND_F,
         TaskKind.RECV_F,
@@ -28,8 +30,6 @@ _RUN = frozenset(
 _MOST_ZERO = 1
 _OPTIMIZERS = ("adamw", "sgd")
 _INSTEAD = {
-    TaskKind.BI: "use a schedule with fused backwards (B), such as 1f1b",
-    TaskKind.BW: "use a schedule with fused backwards (B), such as 1f1b",
     TaskKind.OFFLOAD: "leave offload out",
     TaskKind.RELOAD: "leave offload out",
 }
@@ -74,11 +74,12 @@ def _check_kinds(device: DevicePlan) -> None:
 
 
 def _check_recomputation(device: DevicePlan) -> None:
-    """Refuse an R that makes again less than its B needs: the runtime repeats the whole part of the stage."""
+    """Refuse an R that makes again less than its B or BI needs: the runtime repeats whole parts."""
     table = device.tasks
     spans = np.stack([table.stage, table.microbatch, table.first_segment, table.last_segment], axis=1)
     backward, again = (
-        set(map(tuple, spans[table.kind == int(kind)].tolist())) for kind in (TaskKind.B, TaskKind.R)
+        set(map(tuple, spans[np.isin(table.kind, kinds)].tolist()))
+        for kinds in ((TaskKind.B, TaskKind.BI), (TaskKind.R,))
     )
     if not again <= backward:
         raise _refused("recompute=selective", "use recompute=full or recompute=none")

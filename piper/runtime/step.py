@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from cost_models.errors import check_invariant
+from piper.runtime.halves import LateWork
 from piper.runtime.ledger import Ledger
 from piper.runtime.routes import Routes, Value
 from simulator.plan import MemoryClass
@@ -59,6 +60,7 @@ class StepState:
         ledger: of this rank.
         reads_left: (microbatch, value) -> reads still to come; at 0 the tensor is let go.
         uses_left: (stage, microbatch, parameter) -> gradient parts still to come.
+        late: (microbatch, first segment) -> what BI leaves to BW.
         losses: microbatch -> sum of token losses.
         squares: this rank's part of the squared gradient norm, then the whole of it.
         grad_norm, clip_factor: after the norm's all-reduce.
@@ -72,6 +74,7 @@ class StepState:
     reads_left: Counter[tuple[int, Value]]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
+    late: dict[tuple[int, int], LateWork] = field(default_factory=dict)
     partial: dict[tuple[int, int, str], tuple[Tensor, int]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -156,5 +159,5 @@ class StepState:
 
     def check_empty(self) -> None:
         """Raise InternalError when something was made and never used: the plan lost a task."""
-        left = [str(key) for kept in (self._values, self._gradients, self.graphs) for key in kept]
+        left = [str(key) for kept in (self._values, self._gradients, self.graphs, self.late) for key in kept]
         check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")

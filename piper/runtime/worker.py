@@ -18,7 +18,7 @@ import torch
 
 from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
-from piper.runtime.handlers import collectives, compute, transfers, update
+from piper.runtime.handlers import collectives, compute, rehearsal, transfers, update
 from piper.runtime.init import batch_of_step
 from piper.runtime.progress import Phase
 from piper.runtime.recorder import Recorder
@@ -85,6 +85,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._tasks = self.context.routes.tasks
+        self.context.halves.update(rehearsal.rehearse(self.context))
         names = self.context.routes.device.streams
         self._streams = {i: StreamThread(name) for i, name in enumerate(names) if i > 0}
         for stream in self._streams.values():
@@ -185,6 +186,10 @@ def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa:
             compute.recompute(context, step, task)
         case TaskKind.B:
             compute.backward(context, step, task)
+        case TaskKind.BI:
+            compute.backward_inputs(context, step, task)
+        case TaskKind.BW:
+            compute.backward_weights(context, step, task)
         case TaskKind.SEND_F:
             transfers.send_activations(context, step, task)
         case TaskKind.RECV_F:
@@ -203,14 +208,7 @@ def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa:
             update.norm(context, step, task)
         case TaskKind.UPDATE:
             update.update(context, step, task)
-        case (
-            TaskKind.BI
-            | TaskKind.BW
-            | TaskKind.ALL_TO_ALL
-            | TaskKind.RING_SHIFT
-            | TaskKind.OFFLOAD
-            | TaskKind.RELOAD
-        ):
+        case TaskKind.ALL_TO_ALL | TaskKind.RING_SHIFT | TaskKind.OFFLOAD | TaskKind.RELOAD:
             raise RunFailedError(
                 f"the runtime cannot run {task.kind.name} tasks yet; choose a schedule without them"
             )

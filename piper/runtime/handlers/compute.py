@@ -1,4 +1,4 @@
-"""F, R and B: run segments, and run autograd backward through one island at a time.
+"""F, R, B, BI and BW: run segments, and run autograd backward through one island at a time.
 
 [Note: autograd is cut at islands]
 An island's inputs are detached leaves, its outputs go on detached; B seeds the outputs with the sum of
@@ -8,7 +8,7 @@ their consumers' gradients (zeros where there is none) and hands on the gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
+from piper.runtime.halves import Deferring, LateWork
 from piper.runtime.routes import Island, Value
 from piper.runtime.step import OpenEnd, OpenGraph, StepState
 from simulator.plan import MemoryClass, Task
@@ -50,20 +51,62 @@ def recompute(context: RankContext, step: StepState, task: Task) -> None:
 
 def backward(context: RankContext, step: StepState, task: Task) -> None:
     """Compute the gradients of an island's inputs and parameters."""
-    island, microbatch = context.routes.island(task), task.microbatch
-    place = Place(context, step, microbatch)
-    graph = step.graphs.pop((microbatch, island.first))
-    seeds = [_seed(place, value, end) for value, end in graph.outputs.items()]
-    parameters = {n: context.state.parameters[n] for n in island.parameters if n in context.state.home}
+    island = context.routes.island(task)
+    place = Place(context, step, task.microbatch)
+    graph = step.graphs.pop((task.microbatch, island.first))
+    seeds = _seeds(place, graph)
+    parameters = trained_parameters(context, island)
     wanted = [*graph.inputs.values(), *parameters.values()]
     with _accumulating(place, island, parameters):
         if wanted and seeds:
             torch.autograd.backward([end.edge for end in graph.outputs.values()], seeds, inputs=wanted)
+    _hand_on(place, island, graph, gradients=[leaf.grad for leaf in graph.inputs.values()])
+
+
+def backward_inputs(context: RankContext, step: StepState, task: Task) -> None:
+    """Compute the gradients of an island's inputs; leave the rest to BW [Note: split backward]."""
+    island = context.routes.island(task)
+    place = Place(context, step, task.microbatch)
+    graph = step.graphs.pop((task.microbatch, island.first))
+    seeds = _seeds(place, graph)
+    parameters = trained_parameters(context, island)
+    wanted = [*graph.inputs.values(), *parameters.values()]
+    work = LateWork(ledger=context.ledger)
+    found: list[Tensor | None] = [None] * len(wanted)
+    if wanted and seeds:
+        edges = [end.edge for end in graph.outputs.values()]
+        with Deferring(context.halves[island.first, context.micro_batch(task.microbatch)], work) as deferring:
+            found = list(torch.autograd.grad(edges, wanted, seeds, allow_unused=True))
+        deferring.check_complete()
+    work.keep(dict(zip(parameters, found[len(graph.inputs) :], strict=True)))
+    step.late[task.microbatch, island.first] = work
+    _hand_on(place, island, graph, gradients=found[: len(graph.inputs)])
+
+
+def backward_weights(context: RankContext, step: StepState, task: Task) -> None:
+    """Compute the gradients of parameters that BI left."""
+    place = Place(context, step, task.microbatch)
+    for island in context.routes.islands_of(task):
+        for name, gradient in step.late.pop((task.microbatch, island.first)).finish():
+            _accumulate(place, (island.stage, name), gradient)
+
+
+def trained_parameters(context: RankContext, island: Island) -> dict[str, Tensor]:
+    """Return the parameters of an island that take gradients, by name."""
+    return {n: context.state.parameters[n] for n in island.parameters if n in context.state.home}
+
+
+def _seeds(place: Place, graph: OpenGraph) -> list[Tensor]:
+    return [_seed(place, value, end) for value, end in graph.outputs.items()]
+
+
+def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[Tensor | None]) -> None:
+    """Give the gradients of an island's inputs to whoever made these; zeros where there is none."""
     for key in graph.held:
-        context.ledger.release(key)
-    for value, leaf in graph.inputs.items():
-        known = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        step.add_gradient(microbatch, value, ((island.stage, island.first), known))
+        place.context.ledger.release(key)
+    for (value, leaf), gradient in zip(graph.inputs.items(), gradients, strict=True):
+        known = torch.zeros_like(leaf) if gradient is None else gradient
+        place.step.add_gradient(place.microbatch, value, ((island.stage, island.first), known))
 
 
 def loss_gradient(context: RankContext) -> Tensor:
@@ -86,7 +129,7 @@ def _run(place: Place, island: Island, *, keep: bool) -> dict[Value, Tensor]:
             held=tuple(held.pop(value) for value in inputs),
         )
     else:
-        outputs = _call(place, island, leaves)
+        outputs = call_island(place, island, leaves)
     for key in held.values():
         place.context.ledger.release(key)
     return outputs
@@ -106,10 +149,17 @@ def _call_with_graph(place: Place, island: Island, leaves: dict[Value, Tensor]) 
     for value, leaf in leaves.items():
         leaf.requires_grad_(place.context.routes.requires_grad(value))
     with torch.enable_grad(), place.context.ledger.saved():
-        return _call(place, island, leaves)
+        return call_island(place, island, leaves)
 
 
-def _call(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Value, Tensor]:
+def call_island(
+    place: Place,
+    island: Island,
+    leaves: dict[Value, Tensor],
+    *,
+    watch: Callable[[Tensor], object] | None = None,
+) -> dict[Value, Tensor]:
+    """Return the outputs of an island, given its inputs; `watch` sees each tensor that a segment returns."""
     context = place.context
     codes = context.program.segments[context.micro_batch(place.microbatch)]
     tensors = dict(leaves)
@@ -120,7 +170,11 @@ def _call(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Val
         arguments += [context.program.buffers[name] for name in code.buffers]
         if code.keyed:
             arguments.append(context.keys(place.step, place.microbatch))
-        tensors |= {(number, i): tensor for i, tensor in enumerate(code.run(*arguments))}
+        made = code.run(*arguments)
+        tensors |= {(number, i): tensor for i, tensor in enumerate(made)}
+        if watch is not None:
+            for tensor in made:
+                watch(tensor)
     return {value: tensors[value] for value in island.outputs}
 
 

@@ -42,6 +42,18 @@ LAYOUTS = {
     ),
     "frozen stages": ("pp=6", {"clip": 0.1}, {"frozen": 2}),
     "frozen stages, recompute, zero 1": ("pp=3,dp=2,zero=1,recompute=full", {}, {"frozen": 3}),
+    "halves of backwards, tensors cross stages, tied": (
+        "pp=3,schedule=zb_h1",
+        {"clip": 0.1},
+        {"crossing": True, "tied": True},
+    ),
+    "halves, recompute, dropout, zero 1": (
+        "pp=2,dp=2,zero=1,recompute=full,schedule=zb_2p",
+        {"clip": 0.1, "micro_batch": 3},
+        {"dropout": 0.1},
+    ),
+    "halves beside whole backwards": ("pp=3,schedule=dualpipe_v,vp=2", {"global_batch": 9}, {"tied": True}),
+    "halves, frozen stages": ("pp=3,schedule=zb_h1", {}, {"frozen": 2}),
     "zero 1 without replicas": ("pp=2,zero=1", {}, {}),
 }
 

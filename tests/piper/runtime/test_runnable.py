@@ -50,7 +50,7 @@ def test_stages_with_meshes_of_their_own_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [(TaskKind.BI, "fused"), (TaskKind.OFFLOAD, "offload"), (TaskKind.ALL_TO_ALL, "directive")],
+    [(TaskKind.OFFLOAD, "offload"), (TaskKind.ALL_TO_ALL, "directive")],
 )
 def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
     kinds = plan().device_plans[0].tasks.kind.copy()

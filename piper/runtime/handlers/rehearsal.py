@@ -1,0 +1,62 @@
+"""Find out what of each backward can wait for BW, before the first step [Note: rehearsal]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piper.runtime.context import RankContext
+from piper.runtime.dtypes import DTYPES
+from piper.runtime.halves import Halves, Rehearsal
+from piper.runtime.handlers.compute import Place, call_island, trained_parameters
+from piper.runtime.init import batch_of_step
+from piper.runtime.ledger import Ledger
+from piper.runtime.routes import Island, Value
+from piper.runtime.step import StepState
+from simulator.plan import TaskKind
+
+
+def rehearse(context: RankContext) -> dict[tuple[int, int], Halves]:
+    """Return (first segment, microbatch size) -> the halves of every backward that the plan splits."""
+    found: dict[tuple[int, int], Halves] = {}
+    batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
+    step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger())
+    for task in context.routes.tasks:
+        key = (task.first_segment, context.micro_batch(task.microbatch))
+        if task.kind is TaskKind.BI and key not in found:
+            found[key] = _halves(Place(context, step, task.microbatch), context.routes.island(task))
+    return found
+
+
+def _halves(place: Place, island: Island) -> Halves:
+    """Run an island forward and backward, on tensors of which only the shapes matter."""
+    context, rehearsal = place.context, Rehearsal()
+
+    def watch(tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(rehearsal.want)  # type: ignore[no-untyped-call]
+
+    leaves = {value: _leaf(place, value) for value in island.inputs}
+    with torch.enable_grad(), place.step.ledger.saved():
+        made = call_island(place, island, leaves, watch=watch)
+    outputs = [tensor for tensor in made.values() if tensor.requires_grad]
+    inputs = [leaf for leaf in leaves.values() if leaf.requires_grad]
+    wanted = [*inputs, *trained_parameters(context, island).values()]
+    if not (outputs and wanted):
+        return ()
+    seeds = [torch.zeros_like(tensor) for tensor in outputs]
+    with rehearsal:
+        found = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+        for gradient in found[: len(inputs)]:
+            if gradient is not None:
+                rehearsal.want(gradient)
+    return rehearsal.halves()
+
+
+def _leaf(place: Place, value: Value) -> Tensor:
+    segment, number = value
+    if segment < 0:
+        return place.context.model_input(place.step, place.microbatch, number)
+    dtype = DTYPES[place.context.plan.segments[segment].outputs[number].dtype]
+    tensor = torch.zeros(place.context.shape(value, place.microbatch), dtype=dtype)
+    return tensor.requires_grad_(place.context.routes.requires_grad(value))
