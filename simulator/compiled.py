@@ -49,7 +49,7 @@ def text_of(*modules: ModuleType) -> str:
     return "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules)
 
 
-def kept(function: Callable[..., int | None]) -> Any:
+def kept(function: Callable[..., object]) -> Any:
     """Compile a function, and keep what is compiled; see [Note: compiled once per machine]."""
     kernel: Any = njit(function)
     with suppress(RuntimeError):  # no folder can be written: compiled for this process alone

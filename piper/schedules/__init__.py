@@ -14,8 +14,9 @@ per stage, on the right rank, and the rows can run.
 A user's schedule needs no line: `schedule=my.py:function`, `schedule=my.csv`, or `register`. Other files of
 this folder: `rows` (typed rows and what makes them legal), `copies`, `costs`, `limits`, `user_file`;
 `alternating`, `v_shape` and `dual` (rows that several schedules share), `automatic` (rows under a memory
-cap); `preview`, `minimal_plan` and `gantt` (a schedule simulated and drawn without a model);
-`schedule_file`, `entries`, `csv_torch`, `csv_table` and `file_check` (schedules in CSV files).
+cap), `synthesis` (rows found for unequal stages, too); `preview`, `minimal_plan` and `gantt` (a schedule
+simulated and drawn without a model); `schedule_file`, `entries`, `csv_torch`, `csv_table` and `file_check`
+(schedules in CSV files).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from piper.schedules import (
     interleaved_zb,
     looped_bfs,
     one_f_one_b,
+    synthesized,
+    synthesized_v,
     v_half,
     v_min,
     zb_1p,
@@ -74,6 +77,8 @@ SCHEDULES: dict[str, ModuleType] = {
     "v_min": v_min,
     "dualpipe": dualpipe,
     "dualpipe_v": dualpipe_v,
+    "synthesized": synthesized,
+    "synthesized_v": synthesized_v,
 }
 
 _REGISTERED: dict[str, ScheduleFunction] = {}

@@ -42,6 +42,8 @@ CONTRACT_NAMES = [
     "v_min",
     "dualpipe",
     "dualpipe_v",
+    "synthesized",
+    "synthesized_v",
 ]
 
 
