@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from piper.compiler.cuts import cuts_of
 from piper.compiler.device_plan import emit
 from piper.compiler.emission import Emission
 from piper.compiler.local import LocalModel
@@ -20,7 +21,7 @@ from piper.graph.directive import Directive
 from piper.graph.graph import Rewrite, Rows
 from piper.passes import PASSES
 from piper.passes.check_order import CheckOrder
-from simulator.plan import Plan, Segment, TaskKind, TrainingFacts
+from simulator.plan import Cuts, Plan, Segment, TaskKind, TrainingFacts
 
 
 def compile_graph(
@@ -146,6 +147,10 @@ class CompiledGraph:
         return WorkTable(self.graph)
 
     @cached_property
+    def _cuts(self) -> Cuts:
+        return cuts_of(self.graph)
+
+    @cached_property
     def _place(self) -> dict[str, int]:
         return {uid: number for number, uid in enumerate(topological_order(self.graph))}
 
@@ -212,6 +217,7 @@ class CompiledGraph:
             device_plans=device_plans,
             notices=self.notices,
             directive_places=tuple(where for _, where in listed),
+            cuts=self._cuts,
         )
 
 

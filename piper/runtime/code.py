@@ -2,7 +2,7 @@
 
 [Note: segment code]
 A segment becomes straight-line Python that makes the traced calls on its arguments: model inputs and
-earlier segments' outputs, parameters, buffers, dropout keys. Names are dropped after their last use, so
+earlier segments' outputs, parameters, buffers, `Here`. Names are dropped after their last use, so
 that a forward without gradients holds no more than the module itself would.
 
 [Note: branches on the device]
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from piper.annotation import tags_of
-from piper.runtime.dropout import keyed_dropout
+from piper.runtime.cut_operations import CutDropout, Placed
 from piper.runtime.dtypes import NAMES
 from piper.runtime.trace import Call, Ref, TracedTensor, Tracing, replace_leaves
 from simulator.plan import TensorSpec
@@ -31,7 +31,7 @@ Value = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentCode:
-    """A segment as a function of (inputs, parameters, buffers, dropout keys), in that order.
+    """A segment as a function of (inputs, parameters, buffers, `Here`), in that order.
 
     Args:
         run: returns a tuple, one tensor per output.
@@ -39,7 +39,7 @@ class SegmentCode:
         inputs: where its inputs come from, in argument order.
         parameters, buffers: names, in argument order.
         outputs: shapes and dtypes.
-        keyed: whether the last argument is `DropoutKeys`.
+        keyed: whether the last argument is `Here`.
         source: the generated Python, for people.
     """
 
@@ -118,14 +118,14 @@ class _Writer:
         }
         inputs = [number for number in taken if self.tensors[number].kind in {"made", "input"}]
         arguments = [_name(n) for n in (*inputs, *by_kind["parameter"], *by_kind["buffer"])]
-        keyed = any(call.dropout is not None for call in calls)
+        keyed = any(call.dropout is not None or isinstance(call.function, Placed) for call in calls)
         self.last_use = {number: at for at, call in enumerate(calls) for number in _numbers_used([call])}
         self._clone_overwritten(calls, inputs)
         for at, call in enumerate(calls):
             self._call(call)
             self._drop(at, keep=outputs)
         self.lines.append(f"return ({''.join(_name(number) + ', ' for number in outputs)})")
-        head = f"def run({', '.join([*arguments, 'keys'] if keyed else arguments)}):"
+        head = f"def run({', '.join([*arguments, 'here'] if keyed else arguments)}):"
         source = "\n    ".join([head, *self.lines])
         exec(compile(source, f"<segment {dict(tags)}>", "exec"), self.constants)
         return SegmentCode(
@@ -154,9 +154,10 @@ class _Writer:
         args = [self._text(argument) for argument in call.args]
         args += [f"{key}={self._text(value)}" for key, value in call.kwargs.items()]
         function = self._constant(_INSTEAD.get(call.function, call.function))
-        if call.dropout is not None:
-            function = self._constant(_Dropout(operation=call.dropout))
-            args.insert(0, "keys")
+        if call.dropout is not None and not isinstance(call.function, Placed):
+            function = self._constant(CutDropout(operation=call.dropout))
+        if call.dropout is not None or isinstance(call.function, Placed):
+            args.insert(0, "here")
         line = f"{self._targets(call)} = {function}({', '.join(args)})"
         if not call.grad:
             self.lines += [f"with {self._constant(torch.no_grad)}():", f"    {line}"]
@@ -202,17 +203,6 @@ class _Writer:
         name = f"c{len(self.constants)}"
         self.constants[name] = value
         return name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dropout:
-    """`F.dropout` with masks by sample [Note: keyed dropout]."""
-
-    operation: int
-
-    def __call__(self, keys: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:  # noqa: A002
-        """Take the arguments of `F.dropout` (training and inplace have been looked at)."""
-        return keyed_dropout(input, p, keys=keys, operation=self.operation)
 
 
 def _histogram(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002  as torch.histc

@@ -9,18 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.runtime.borders import Value
 from piper.runtime.dropout import DropoutKeys
 from piper.runtime.groups import Groups
 from piper.runtime.halves import Halves
+from piper.runtime.here import Here
 from piper.runtime.init import replica_of, samples_of
 from piper.runtime.ledger import Ledger
+from piper.runtime.local_shapes import turned
+from piper.runtime.pieces import Places
 from piper.runtime.program import Program
 from piper.runtime.reductions import Reducer
-from piper.runtime.routes import Routes, Value
+from piper.runtime.routes import Routes
 from piper.runtime.settings import RunSettings
 from piper.runtime.state import RankState
 from piper.runtime.step import StepState
-from simulator.plan import Plan, Task
+from simulator.plan import NONE, Plan, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class RankContext:
     groups: Groups
     reducer: Reducer
     ledger: Ledger
+    places: Places
     halves: dict[tuple[int, int], Halves] = field(default_factory=dict)
 
     def micro_batch(self, microbatch: int) -> int:
@@ -49,26 +54,51 @@ class RankContext:
         """Return the global sample numbers of a microbatch of this rank."""
         return samples_of(self.plan, replica=replica_of(self.plan, self.rank), microbatch=microbatch)
 
-    def model_input(self, step: StepState, microbatch: int, number: int) -> Tensor:
-        """Return a copy of tokens (0) or labels (1), [microbatch, seq_len] [Note: bytes of a task]."""
+    def model_input(self, step: StepState, place: tuple[int, int], number: int) -> Tensor:
+        """Return a copy of tokens (0) or labels (1) [Note: bytes of a task].
+
+        They are [microbatch, tokens], those that a rank has in a segment: `place` is (microbatch, segment).
+        """
+        microbatch, segment = place
         samples = self.samples(microbatch)
         rows = step.batch[samples[0] : samples[-1] + 1]
         wanted = rows[:, :-1] if number == 0 else rows[:, 1:]
+        tokens = self.places.tokens(segment)
+        if tokens is not None:
+            return wanted.index_select(1, torch.tensor(tokens))
         return wanted.clone(memory_format=torch.contiguous_format)
 
-    def keys(self, step: StepState, microbatch: int) -> DropoutKeys:
-        """Return what dropout masks of a microbatch depend on."""
-        return DropoutKeys(seed=self.settings.seed, step=step.number, samples=self.samples(microbatch))
+    def here(self, step: StepState, microbatch: int, segment: int) -> Here:
+        """Return what the code of a segment knows of its rank and microbatch."""
+        return Here(
+            keys=DropoutKeys(seed=self.settings.seed, step=step.number, samples=self.samples(microbatch)),
+            tensor=self.places.tensor,
+            tokens=self.places.tokens(segment),
+            rows=step.rows.setdefault(microbatch, {}),
+            segment=segment,
+        )
 
-    def shape(self, value: Value, microbatch: int) -> tuple[int, ...]:
-        """Return the shape of a boundary tensor for one microbatch."""
-        segment, output = value
-        spec = self.plan.segments[segment].outputs[output]
+    def whole_shape(self, value: Value, microbatch: int) -> tuple[int, ...]:
+        """Return the uncut shape of a boundary tensor for one microbatch."""
+        spec = self.plan.segments[value[0]].outputs[value[1]]
         sizes = list(spec.shape)
         if spec.batch_dim is not None:
             first = self.plan.training.micro_batch_sizes[0]
             sizes[spec.batch_dim] = sizes[spec.batch_dim] // first * self.micro_batch(microbatch)
         return tuple(sizes)
+
+    def shape(self, value: Value, microbatch: int) -> tuple[int, ...]:
+        """Return the shape of a boundary tensor on this rank, on the side of a border that it is named by."""
+        whole = self.whole_shape(value, microbatch)
+        borders = self.routes.borders
+        if not borders.all:
+            return whole
+        home = self.program.segments[self.micro_batch(microbatch)][value[0]].outputs[value[1]].shape
+        behind = len(value) > 2 and value[2] != NONE  # noqa: PLR2004
+        for border in borders.prefix((value[0], value[1]), value[2]) if behind else ():
+            size = self.micro_batch(microbatch)
+            home = turned(home, whole, borders.all[border], plan=self.plan, micro_batch=size)
+        return home
 
     def group(self, task: Task) -> tuple[dist.ProcessGroup | None, int]:
         """Return the process group of a collective and its size; a group of one needs no process group."""

@@ -34,8 +34,19 @@ class DropoutKeys:
     samples: Sequence[int]
 
 
-def keyed_dropout(x: Tensor, probability: float, *, keys: DropoutKeys, operation: int) -> Tensor:
-    """Drop elements of `x`, [samples, ...] or [samples * n, ...]; scale the rest by 1 / (1 - probability)."""
+def keyed_dropout(
+    x: Tensor,
+    probability: float,
+    *,
+    keys: DropoutKeys,
+    operation: int,
+    whole: tuple[int, ...] | None = None,
+    cut: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Drop elements of `x`, [samples, ...] or [samples * n, ...]; scale the rest by 1 / (1 - probability).
+
+    Where a rank has a part of every sample only, `whole` is the shape of a sample and `cut` returns its part.
+    """
     count = len(keys.samples)
     if x.dim() == 0 or x.shape[0] % count:
         raise ModelError(
@@ -45,8 +56,10 @@ def keyed_dropout(x: Tensor, probability: float, *, keys: DropoutKeys, operation
             rule=f"must begin with the {count} samples of the microbatch",
             fix="keep the batch dimension first where dropout is applied",
         )
-    shape = (x.shape[0] // count, *x.shape[1:])
+    shape = whole or (x.shape[0] // count, *x.shape[1:])
     draws = [_draw(shape, keys, (sample, operation)) for sample in keys.samples]
+    if cut is not None:
+        draws = [cut(draw) for draw in draws]
     return x * ((torch.cat(draws) >= probability).to(x.dtype) / (1.0 - probability)).to(x.device)
 
 

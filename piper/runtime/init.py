@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piper.runtime.pieces import index_of, piece_of
 from piper.runtime.seeds import seed_of
 from simulator.plan import Plan
 
@@ -18,6 +19,12 @@ def initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed_of("parameter", seed, name))
         return torch.randn(shape, generator=generator) * STANDARD_DEVIATION
     return torch.zeros(shape) if name.rpartition(".")[2] == "bias" else torch.ones(shape)
+
+
+def initial_piece(plan: Plan, rank: int, name: str, *, seed: int) -> Tensor:
+    """Return the start of what a rank holds of a parameter: a piece of the whole value, contiguous."""
+    shape = next(parameter.shape for parameter in plan.parameters if parameter.name == name)
+    return initial_value(name, shape, seed=seed)[index_of(piece_of(plan, rank, name))].contiguous()
 
 
 def batch_of_step(plan: Plan, *, seed: int, step: int) -> Tensor:

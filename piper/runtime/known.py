@@ -94,7 +94,9 @@ class References:
         return self._known[number].trajectory if self._known else self.whole.trajectory(number, batch)
 
     def load(self, parameters: dict[str, Tensor]) -> None:
-        """Let the first go on from given parameters."""
+        """Let the first go on from given parameters, unless its steps are known."""
+        if self._known:
+            return
         self.same.load({holder: parameters[holder[1]] for holder in self.same.masters})
 
 

@@ -72,13 +72,14 @@ def run_local(
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
     _prepare_torch()
-    from piper.runtime.program import check_program, program_of_plan
+    from piper.runtime.program import check_program, local_program, program_of_plan
     from piper.runtime.rank import RankJob
 
     if program is None:
         program = program_of_plan(source, plan)
     else:
         check_program(program, plan)
+        program = local_program(program, source, plan)
     job = partial(RankJob, plan=plan, source=source, program=program, settings=settings)
     if references is not None and verify and settings.reductions == "ordered":
         job = partial(job, known=references.of(plan, source, program=program, settings=settings))

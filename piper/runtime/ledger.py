@@ -10,14 +10,14 @@ copy that a forward takes of it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from threading import RLock, local
 from time import perf_counter_ns
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from piper.errors import RunFailedError
 from simulator.plan import MemoryClass
@@ -89,10 +89,36 @@ class Ledger:
                 self.log.append((perf_counter_ns(), totals))
 
     @contextmanager
-    def saved(self) -> Iterator[None]:
-        """Hold what autograd saves inside the block (parameters are held already and cost nothing more)."""
-        with saved_tensors_hooks(partial(_Saved, self), _Saved.unpack):
+    def saved(self, deferred: Mapping[int, Callable[[], Tensor]] | None = None) -> Iterator[None]:
+        """Hold what autograd saves inside the block (parameters are held already and cost nothing more).
+
+        Args:
+            deferred: address of a storage that is not kept -> where its tensor comes from in B.
+        """
+        elsewhere = deferred or {}
+
+        def pack(tensor: Tensor) -> _Saved | _Deferred:
+            fetch = elsewhere.get(tensor.untyped_storage().data_ptr())
+            return _Saved(self, tensor) if fetch is None else _Deferred(fetch, tensor)
+
+        with saved_tensors_hooks(pack, lambda saved: saved.unpack()):
             yield
+
+
+class _Deferred:
+    """A view of a tensor that is made again before B needs it, contiguous as it was."""
+
+    __slots__ = ("_fetch", "_layout")
+
+    def __init__(self, fetch: Callable[[], Tensor], tensor: Tensor) -> None:
+        self._fetch = fetch
+        self._layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def unpack(self) -> Tensor:
+        """Return the view of what was made again."""
+        shape, stride, offset = self._layout
+        with _disable_current_modes():  # a view of ours, and no operator of the backward
+            return self._fetch().as_strided(shape, stride, offset)
 
 
 class _Saved:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from piper.errors import ModelError
 from piper.runtime.code import SegmentCode, segment_codes
+from piper.runtime.local_trace import Cutting, trace_local
 from piper.runtime.sources import Source, buffer_values, build
 from piper.runtime.trace import trace_module
 from simulator.plan import Plan, Segment, TensorSpec
@@ -27,10 +28,12 @@ class Program:
     Args:
         segments: microbatch size -> the code of every segment, in plan order.
         buffers: values of the buffers and constants that the code takes, by name.
+        local: of one rank of a plan with cut tensors.
     """
 
     segments: dict[int, tuple[SegmentCode, ...]]
     buffers: dict[str, Tensor]
+    local: bool = False
 
 
 def build_program(source: Source, *, seq_len: int, micro_batch_sizes: Iterable[int], dtype: str) -> Program:
@@ -56,7 +59,25 @@ def program_of_plan(source: Source, plan: Plan) -> Program:
     sizes = facts.micro_batch_sizes
     program = build_program(source, seq_len=facts.seq_len, micro_batch_sizes=sizes, dtype=facts.dtype)
     check_program(program, plan)
-    return program
+    return local_program(program, source, plan)
+
+
+def local_program(program: Program, source: Source, plan: Plan) -> Program:
+    """Return what one rank of a plan computes: where tensors are cut, another one [Note: local trace]."""
+    if program.local or not plan.cuts.regions:
+        return program
+    facts, where = plan.training, "runtime"
+    segments = {}
+    for size in program.segments:
+        module, piece = (
+            build(source, dtype=facts.dtype, device="meta", seq_len=facts.seq_len) for _ in range(2)
+        )
+        inputs = _meta_inputs(size, facts.seq_len)
+        whole = trace_module(module, inputs, where=where)
+        cutting = Cutting(plan=plan, whole=whole, micro_batch=size)
+        local = trace_local(piece, inputs, cutting=cutting, where=where)
+        segments[size] = segment_codes(local, device=torch.device("cpu"))
+    return Program(segments=segments, buffers=program.buffers, local=True)
 
 
 def check_program(program: Program, plan: Plan) -> None:
@@ -67,7 +88,12 @@ def check_program(program: Program, plan: Plan) -> None:
         if len(codes) != len(plan.segments):
             raise _disagreement("segments", len(codes), f"must be {len(plan.segments)}, as in the plan")
         for number, (code, segment) in enumerate(zip(codes, plan.segments, strict=True)):
-            _check_segment(code, segment, f"segment {number} ({segment.name})", same_size=size == first)
+            _check_segment(
+                code,
+                segment,
+                f"segment {number} ({segment.name})",
+                same_size=size == first and not program.local,
+            )
 
 
 def _check_segment(code: SegmentCode, segment: Segment, what: str, *, same_size: bool) -> None:

@@ -18,6 +18,7 @@ from piper.runtime.groups import Groups, group_table, require_agreement
 from piper.runtime.known import KnownStep, References
 from piper.runtime.ledger import Ledger
 from piper.runtime.outcome import RankLedger, RunOutcome, StepFigures, run_result
+from piper.runtime.pieces import Places
 from piper.runtime.program import Program
 from piper.runtime.progress import Phase
 from piper.runtime.recorder import RankRecord, Recorder, measured_timeline, rank_record, step_times_s
@@ -175,6 +176,7 @@ def _context(job: RankJob, groups: Groups) -> RankContext:
         groups=groups,
         reducer=Reducer(ordered=job.settings.reductions == "ordered"),
         ledger=ledger,
+        places=Places(plan=plan, rank=job.rank),
     )
 
 

@@ -18,6 +18,7 @@ from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
 from piper.runtime.init import initial_value, samples_of
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
+from piper.runtime.pieces import index_of, piece_of
 from piper.runtime.program import Program
 from piper.runtime.reductions import sum_in_order
 from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
@@ -82,7 +83,7 @@ class SameTree:
         """Train one step on the tokens `batch`, [global_batch, seq_len + 1]."""
         losses: dict[tuple[int, int], float] = {}
         replicas = [
-            self._replica(replica, number, batch, losses=losses) for replica in range(self.plan.replicas)
+            self._replica(replica, number, batch, losses=losses) for replica in range(self.plan.batch_shares)
         ]
         gradients = {
             holder: sum_in_order(torch.stack([sums[holder] for sums in replicas])) for holder in self.masters
@@ -153,7 +154,8 @@ class SameTree:
             part = torch.zeros((), dtype=torch.float64)
             for bucket in owned_buckets(self.plan, home):
                 names = offsets(self.plan, home, bucket)
-                flat = torch.cat([gradients[home, name].reshape(-1) for name in names])
+                held = {name: index_of(piece_of(self.plan, rank, name)) for name in names}
+                flat = torch.cat([gradients[home, name][held[name]].reshape(-1) for name in names])
                 part += sum_of_squares(flat, counted_ranges(self.plan, rank, bucket))
             parts.append(part)
         return clip_scale(float(sum_in_order(torch.stack(parts))), limit)

@@ -1,8 +1,13 @@
 """What every task of a pipeline rank reads and writes, derived once from the plan. Free of torch.
 
 [Note: islands]
-Autograd is cut where the plan has separate B (or BI) tasks: an island is the run of segments of one B.
-Segments without a B (nothing in them needs a gradient) are islands of their own that nothing runs backward.
+Autograd is cut where the plan has separate tasks: an island is a run of segments that share their F, their B
+(or BI) and their R. Segments without a B (nothing in them needs a gradient) are islands of their own that
+nothing runs backward. A B or BI runs its islands from the last to the first.
+
+[Note: made again]
+R tasks of one unit follow each other along the forward. What they make for each other is known by names of
+its own; what the F of another unit kept for them, by its usual one.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cost_models.errors import check_invariant
-from simulator.plan import NONE, DevicePlan, Plan, Task, TaskKind
+from piper.runtime.borders import Borders, Exchange, Role, Value, is_exchange, made_again, pass_of
+from piper.runtime.pieces import local_numel, piece_of
+from simulator.plan import DevicePlan, Plan, Task, TaskKind
 
-Value = tuple[int, int]
-"""(segment, output); segment -1 is the model input of that number."""
+_RUNS = (TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.BI, TaskKind.BW)
 
 
 _THROUGH = frozenset({TaskKind.B, TaskKind.BI})
@@ -33,7 +39,9 @@ class Island:
         stage, first, last: where.
         recomputed: F keeps nothing of it; an R task runs it again.
         backward: whether a B task exists.
-        inputs: tensors from outside, in order of first use.
+        inputs: names of tensors from outside, in order of first use ([Note: sides of a border]).
+        inputs_again: their names for an R task.
+        gradients: names of their gradients.
         outputs: tensors that others take, and the loss.
         parameters: names, in order of first use.
     """
@@ -44,6 +52,8 @@ class Island:
     recomputed: bool
     backward: bool
     inputs: tuple[Value, ...]
+    inputs_again: tuple[Value, ...]
+    gradients: tuple[Value, ...]
     outputs: tuple[Value, ...]
     parameters: tuple[str, ...]
 
@@ -71,52 +81,111 @@ class Routes:
         return tuple(self.device.tasks)
 
     @cached_property
+    def borders(self) -> Borders:
+        """Return the borders of the plan's regions."""
+        return Borders(plan=self.plan)
+
+    @cached_property
+    def exchanges(self) -> dict[tuple[int, int, int, int], Exchange]:
+        """Return (kind, phase, part, group) -> what the exchange does."""
+        return {_exchange_key(t): self.borders.exchange(t) for t in self.tasks if is_exchange(t)}
+
+    def exchange(self, task: Task) -> Exchange:
+        """Return what a collective within a microbatch does."""
+        return self.exchanges[_exchange_key(task)]
+
+    @cached_property
     def islands(self) -> dict[tuple[int, int], tuple[Island, ...]]:
         """Return (stage, microbatch) -> its islands along the forward."""
-        spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        again: set[tuple[int, int, int]] = set()
+        spans: dict[tuple[int, int], dict[TaskKind, list[tuple[int, int]]]] = {}
         for task in self.tasks:
-            key = (task.stage, task.microbatch)
-            if task.kind in _THROUGH:
-                spans.setdefault(key, []).append((task.first_segment, task.last_segment))
-            elif task.kind is TaskKind.R:
-                again.add((*key, task.first_segment))
-        forwards = [task for task in self.tasks if task.kind is TaskKind.F]
-        return {
-            (task.stage, task.microbatch): tuple(
-                self._island(task.stage, span, again=(task.stage, task.microbatch, span[0]) in again)
-                for span in _with_gaps(spans.get((task.stage, task.microbatch), []), task)
-            )
-            for task in forwards
-        }
+            if task.kind in _RUNS:
+                here = spans.setdefault((task.stage, task.microbatch), {kind: [] for kind in _RUNS})
+                here[task.kind].append((task.first_segment, task.last_segment))
+        alike: dict[object, tuple[Island, ...]] = {}
+        found = {}
+        for place, here in spans.items():
+            key = (place[0], *(tuple(here[kind]) for kind in _RUNS))
+            if key not in alike:
+                alike[key] = tuple(self._islands(place[0], here))
+            found[place] = alike[key]
+        return found
 
-    def island(self, task: Task) -> Island:
-        """Return the island of a B, BI or R task."""
-        for island in self.islands[task.stage, task.microbatch]:
-            if island.first == task.first_segment:
-                return island
-        check_invariant(False, f"no F of {task.kind.name} at segment {task.first_segment}")
-        raise KeyError
+    def islands_of(self, task: Task) -> tuple[Island, ...]:
+        """Return the islands that a compute task runs, along the forward."""
+        found = tuple(
+            island
+            for island in self.islands[task.stage, task.microbatch]
+            if task.first_segment <= island.first and island.last <= task.last_segment
+        )
+        check_invariant(bool(found), f"no F of {task.kind.name} at segment {task.first_segment}")
+        return found
 
-    def islands_of(self, task: Task) -> list[Island]:
-        """Return the islands whose parameters get gradients from a B or BW task, last one first."""
-        found = self.islands[task.stage, task.microbatch]
-        inside = [island for island in found if task.first_segment <= island.first <= task.last_segment]
-        return [island for island in reversed(inside) if island.backward]
+    def islands_back(self, task: Task) -> tuple[Island, ...]:
+        """Return the islands that a B, BI or BW task goes back through, the last one first."""
+        return tuple(island for island in reversed(self.islands_of(task)) if island.backward)
 
     @cached_property
     def reads(self) -> Counter[tuple[int, Value]]:
         """Return (microbatch, value) -> how many times tasks of this rank read it in a step."""
         found: Counter[tuple[int, Value]] = Counter()
         for task in self.tasks:
-            if task.kind is TaskKind.F:
-                for island in self.islands[task.stage, task.microbatch]:
-                    found.update((task.microbatch, value) for value in island.inputs)
-            elif task.kind is TaskKind.R:
-                found.update((task.microbatch, value) for value in self.island(task).inputs)
-            elif task.kind is TaskKind.SEND_F:
-                found.update((task.microbatch, value) for value in self.plan.edges[task.edge].values)
+            found.update((task.microbatch, value) for value in self.values_read(task))
         return found
+
+    def values_read(self, task: Task) -> tuple[Value, ...]:
+        """Return the names of the tensors that a task reads, with repetitions."""
+        if task.kind is TaskKind.F:
+            return tuple(value for island in self.islands_of(task) for value in island.inputs)
+        if task.kind is TaskKind.R:
+            return tuple(value for island in self.islands_of(task) for value in island.inputs_again)
+        if task.kind is TaskKind.SEND_F:
+            values = self.plan.edges[task.edge].values
+            return tuple(self.borders.outside(value, phase=TaskKind.F) for value in values)
+        return tuple(before for _, before, _ in self.turned(task)) if is_exchange(task) else ()
+
+    def turned(self, task: Task) -> tuple[tuple[Value, Value, Value], ...]:
+        """Return what an exchange turns in the forward: (segment, output), and its names before and behind.
+
+        Of one that gathers again: what it reads, and the name under which F knew the result.
+        """
+        exchange = self.exchange(task)
+        if exchange.role not in {Role.CROSS, Role.AGAIN}:
+            return ()
+        if exchange.role is Role.CROSS and pass_of(task) is TaskKind.B:
+            return ()
+        crossing = self.borders.crossing(exchange.border, phase=TaskKind.F).items()
+        if pass_of(task) is not TaskKind.R:
+            return tuple((v, before, (v[0], v[1], exchange.border, 0)) for v, (before, _) in crossing)
+        found = []
+        for value, (_, takers) in crossing:
+            taker = next((t for t in takers if (task.stage, t) in self._unit), None)
+            if taker is not None:
+                path = self.borders.path(value[0], taker)
+                before = self._name_again(value, path[: path.index(exchange.border)], taker)
+                found.append((value, before, (value[0], value[1], exchange.border, 1)))
+        return tuple(found)
+
+    @cached_property
+    def gathered_again(self) -> frozenset[Value]:
+        """Return the names of what islands take in F and B reads from another gather."""
+        return frozenset(
+            behind
+            for task in self.tasks
+            if is_exchange(task) and self.exchange(task).role is Role.AGAIN
+            for _, _, behind in self.turned(task)
+        )
+
+    @cached_property
+    def last_reads_again(self) -> dict[tuple[int, int], tuple[Value, ...]]:
+        """Return (stage, first segment) of an island -> what no B after its own reads from a gather."""
+        last: dict[Value, tuple[int, int]] = {}
+        for islands in self.islands.values():
+            for island in islands:
+                for value in self.gathered_again.intersection(island.inputs):
+                    place = (island.stage, island.first)
+                    last[value] = min(last.get(value, place), place)
+        return {place: tuple(v for v, at in last.items() if at == place) for place in set(last.values())}
 
     @cached_property
     def uses(self) -> Counter[tuple[int, int, str]]:
@@ -125,7 +194,7 @@ class Routes:
             (task.stage, task.microbatch, name)
             for task in self.tasks
             if task.kind in _GIVE_GRADIENTS
-            for island in self.islands_of(task)
+            for island in self.islands_back(task)
             for name in island.parameters
         )
 
@@ -142,7 +211,7 @@ class Routes:
         for task in self.tasks:
             if task.kind not in _GIVE_GRADIENTS:
                 continue
-            for name in [name for island in self.islands_of(task) for name in island.parameters]:
+            for name in [name for island in self.islands_back(task) for name in island.parameters]:
                 key = (task.stage, task.microbatch, name)
                 left[key] -= 1
                 if left[key] == 0:
@@ -150,20 +219,37 @@ class Routes:
         return {name: tuple(pairs) for name, pairs in order.items()}
 
     @property
-    def loss(self) -> Value:
+    def loss(self) -> tuple[int, int]:
         """Return where the loss comes out of the model."""
         return (len(self.plan.segments) - 1, 0)
 
     def requires_grad(self, value: Value) -> bool:
         """Return whether a gradient flows to the tensor."""
-        segment, output = value
+        segment, output = value[:2]
         return segment >= 0 and self.plan.segments[segment].outputs[output].requires_grad
 
-    def _island(self, stage: int, span: tuple[int, int], *, again: bool) -> Island:
+    def _islands(self, stage: int, spans: dict[TaskKind, list[tuple[int, int]]]) -> Iterator[Island]:
+        starts = {first for found in spans.values() for first, _ in found}
+        again, backward = (
+            {i for kind in kinds for first, last in spans[kind] for i in range(first, last + 1)}
+            for kinds in ((TaskKind.R,), _THROUGH)
+        )
+        for begin, end in sorted(spans[TaskKind.F]):
+            at = begin
+            while at <= end:
+                last = at
+                while at in backward and last < end and last + 1 in backward and last + 1 not in starts:
+                    last += 1
+                ended = any(at <= stop < last for found in spans.values() for _, stop in found)
+                check_invariant(not ended, f"a task ends inside of segments {at} to {last}")
+                yield self._island(stage, (at, last), again=at in again, backward=at in backward)
+                at = last + 1
+
+    def _island(self, stage: int, span: tuple[int, int], *, again: bool, backward: bool) -> Island:
         first, last = span
         inside = range(first, last + 1)
         segments = self.plan.segments
-        outputs = sorted({
+        outputs: list[Value] = sorted({
             value
             for i, segment in enumerate(segments)
             for value in segment.inputs
@@ -171,23 +257,66 @@ class Routes:
         })  # fmt: skip
         if self.loss[0] in inside:
             outputs = sorted({*outputs, self.loss})
+        taken: dict[Value, int] = {
+            v: i for i in reversed(inside) for v in reversed(segments[i].inputs) if v[0] not in inside
+        }
+        taken = dict(reversed(taken.items()))
         return Island(
             stage=stage,
             first=first,
             last=last,
             recomputed=again,
-            backward=self._has_backward(stage, first),
-            inputs=tuple(dict.fromkeys(v for i in inside for v in segments[i].inputs if v[0] not in inside)),
+            backward=backward,
+            inputs=tuple(self.borders.taken(v, i, phase=TaskKind.F) for v, i in taken.items()),
+            inputs_again=tuple(
+                self._name_again(v, self.borders.path(v[0], i), i) if again else v for v, i in taken.items()
+            ),
+            gradients=tuple(
+                self.borders.taken(v, i, phase=TaskKind.B) if self.requires_grad(v) else v
+                for v, i in taken.items()
+            ),
             outputs=tuple(outputs),
             parameters=tuple(dict.fromkeys(name for i in inside for name in segments[i].parameters)),
         )
 
-    @cached_property
-    def _backward_starts(self) -> frozenset[tuple[int, int]]:
-        return frozenset((t.stage, t.first_segment) for t in self.tasks if t.kind in _THROUGH)
+    def _name_again(self, value: Value, crossed: tuple[int, ...], taker: int) -> Value:
+        """Return the name of a tensor for an R task of segment `taker`, behind some borders."""
+        stage = self.plan.segments[taker].stage
+        unit = self._unit.get((stage, taker))
+        remade = unit is not None and self._unit.get((stage, value[0])) == unit
+        name = made_again(value) if remade else value
+        for border in crossed:
+            if self.borders.turns(border, value, TaskKind.F):
+                again = int((stage, border) in self._exchanged_again)
+                name = (value[0], value[1], border, again)
+        return name
 
-    def _has_backward(self, stage: int, first: int) -> bool:
-        return (stage, first) in self._backward_starts
+    @cached_property
+    def _exchanged_again(self) -> frozenset[tuple[int, int]]:
+        """Return the (stage, border) at which R tasks have exchanges."""
+        found = ((t, self.exchange(t)) for t in self.tasks if is_exchange(t) and pass_of(t) is TaskKind.R)
+        return frozenset((task.stage, exchange.border) for task, exchange in found)
+
+    @cached_property
+    def _unit(self) -> dict[tuple[int, int], int]:
+        """Return (stage, segment) -> which run of R tasks makes it again [Note: made again]."""
+        found: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], int] = {}
+        units = 0
+        for task in self.tasks:
+            if task.kind is not TaskKind.R:
+                continue
+            place = (task.stage, task.microbatch)
+            if task.first_segment < last.get(place, -1) or place not in last:
+                units += 1
+            last[place] = task.first_segment
+            for segment in range(task.first_segment, task.last_segment + 1):
+                found.setdefault((task.stage, segment), units)
+        return found
+
+
+def _exchange_key(task: Task) -> tuple[int, int, int, int]:
+    return int(task.kind), task.phase, task.part, task.group
 
 
 def shard_range(plan: Plan, rank: int, bucket: int) -> tuple[int, int]:
@@ -202,7 +331,7 @@ def shard_range(plan: Plan, rank: int, bucket: int) -> tuple[int, int]:
 
 def offsets(plan: Plan, pipeline_rank: int, bucket: int) -> dict[str, tuple[int, int]]:
     """Return parameter -> its elements [start, end) in the flat buffer of a bucket."""
-    sizes = {parameter.name: parameter.numel for parameter in plan.parameters}
+    sizes = local_numel(plan)
     found: dict[str, tuple[int, int]] = {}
     start = 0
     for name in plan.device_plans[pipeline_rank].buckets[bucket].parameters:
@@ -231,33 +360,22 @@ def counted_ranges(plan: Plan, rank: int, bucket: int) -> tuple[tuple[int, int],
     """Return the elements of a bucket whose squares `rank` adds to the global gradient norm.
 
     [Note: each logical element once]
-    Of replicas that hold the same sum only the first counts; of a tied parameter only the first holder;
-    of a sharded bucket each owner its shard.
+    Of ranks that hold the same piece of a parameter, and of it the same shard, only the first counts; of a
+    tied parameter only the first holder.
     """
     home = plan.pipeline_rank_of(rank)
-    facts = plan.device_plans[home].buckets[bucket]
-    if facts.shard_count == 1 and plan.mesh.ranks(pp=home)[0] != rank:
-        return ()
     start, end = shard_range(plan, rank, bucket)
+    alike = [r for r in plan.mesh.ranks(pp=home) if shard_range(plan, r, bucket) == (start, end)]
     first = first_holder(plan)
     ranges: list[tuple[int, int]] = []
     for name, (low, high) in offsets(plan, home, bucket).items():
         low, high = max(low, start), min(high, end)
-        if first[name] != home or low >= high:
+        piece = piece_of(plan, rank, name)
+        lowest = next(other for other in alike if piece_of(plan, other, name) == piece)
+        if first[name] != home or lowest != rank or low >= high:
             continue
         if ranges and ranges[-1][1] == low:
             ranges[-1] = (ranges[-1][0], high)
         else:
             ranges.append((low, high))
     return tuple(ranges)
-
-
-def _with_gaps(spans: list[tuple[int, int]], task: Task) -> Iterator[tuple[int, int]]:
-    """Fill the span of an F with the spans of its B tasks and, between them, single segments."""
-    ends = dict(spans)
-    check_invariant(NONE not in (task.first_segment, task.last_segment), "an F without segments")
-    at = task.first_segment
-    while at <= task.last_segment:
-        end = ends.get(at, at)
-        yield (at, end)
-        at = end + 1

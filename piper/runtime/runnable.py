@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,9 +40,7 @@ def require_runnable(plan: Plan) -> None:
     """Raise JobError naming what of a plan the runtime does not run; everything else is simulated only."""
     if any(device.mesh is not None for device in plan.device_plans):
         raise _refused("stages with meshes of their own", "use one mesh for all stages")
-    for axis in ("tp", "cp"):
-        if plan.mesh.size(axis) > 1:
-            raise _refused(f"{axis}={plan.mesh.size(axis)}", f"run with {axis}=1")
+    _check_cuts(plan)
     if plan.training.states != StateDtypes.of(plan.training.dtype):
         changed = _changed(plan.training.states, StateDtypes.of(plan.training.dtype))
         raise _refused(changed, "leave out what changes the dtypes of gradients and states")
@@ -60,6 +59,28 @@ def _changed(states: StateDtypes, usual: StateDtypes) -> str:
     return f"{name}_dtype={getattr(states, name)}"
 
 
+def _check_cuts(plan: Plan) -> None:
+    """Refuse cuts that ranks cannot make, or for which exchanges are not told apart."""
+    whole = {parameter.name: parameter.shape for parameter in plan.parameters}
+    for cut in plan.cuts.parameters:
+        for axis, dim in cut.dims:
+            parts = plan.mesh.size(axis)
+            if axis == "tp" and whole[cut.name][dim] % parts:
+                what = f"{cut.name} of {whole[cut.name][dim]} rows or columns over {axis}={parts}"
+                raise _refused(what, f"use a divisor of {whole[cut.name][dim]} as {axis}")
+    for region in plan.cuts.regions:
+        if region.axis != "tp":
+            raise _refused(f"{region.axis}={region.degree}", f"run with {region.axis}=1")
+    for axis in ("tp", "ep", "cp"):
+        regions = sorted((r.first, r.last) for r in plan.cuts.regions if r.axis == axis)
+        for (_, last), (first, _) in pairwise(regions):
+            if first == last + 1:
+                raise _refused(
+                    f"regions of {axis} side by side at segment {first}",
+                    "annotate what lies between them, or one scope around both",
+                )
+
+
 def _check_kinds(device: DevicePlan) -> None:
     table = device.tasks
     for kind in (TaskKind(number) for number in np.unique(table.kind).tolist()):
@@ -67,10 +88,8 @@ def _check_kinds(device: DevicePlan) -> None:
             fix = _INSTEAD.get(kind, "leave out the directive that cuts tensors, tokens or experts")
             raise _refused(f"{kind.name} tasks", fix)
     collectives = np.isin(table.kind, [int(kind) for kind in COLLECTIVE_KINDS])
-    if np.any(collectives & (table.phase != NONE)):
-        raise _refused("collectives within microbatches", "use zero=0 or zero=1, reduced once per step")
-    if np.any((table.kind == int(TaskKind.F)) & (table.part != NONE)):
-        raise _refused("the forward of a stage in parts", "leave out what cuts stages into parts")
+    if np.any(collectives & (table.phase != NONE) & (table.bucket != NONE)):
+        raise _refused("reductions of every microbatch", "use zero=0 or zero=1, reduced once per step")
 
 
 def _check_recomputation(device: DevicePlan) -> None:
@@ -81,15 +100,18 @@ def _check_recomputation(device: DevicePlan) -> None:
         set(map(tuple, spans[np.isin(table.kind, kinds)].tolist()))
         for kinds in ((TaskKind.B, TaskKind.BI), (TaskKind.R,))
     )
-    if not again <= backward:
-        raise _refused("recompute=selective", "use recompute=full or recompute=none")
+    remade = {(*key[:2], i) for key in again for i in range(key[2], key[3] + 1)}
+    for key in backward:
+        covered = [(*key[:2], i) in remade for i in range(key[2], key[3] + 1)]
+        if any(covered) and not all(covered):
+            raise _refused("recompute=selective", "use recompute=full or recompute=none")
 
 
 def _check_buckets(plan: Plan, device: DevicePlan) -> None:
     for bucket in device.buckets:
         if bucket.zero > _MOST_ZERO:
             raise _refused(f"ZeRO-{bucket.zero}", "use zero=0 or zero=1")
-        if bucket.kind not in {"dense", "tied"}:
+        if bucket.kind not in {"dense", "sequence", "tied"}:
             raise _refused(f"{bucket.kind} buckets", "leave shard out")
         if bucket.shard_count not in {1, plan.mesh.size("dp")}:
             raise _refused(f"shards over {bucket.shard_count} of the replicas", "leave hsdp out")

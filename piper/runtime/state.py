@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from piper.runtime.dtypes import DTYPES
-from piper.runtime.init import initial_value
+from piper.runtime.init import initial_piece
 from piper.runtime.ledger import Ledger
 from piper.runtime.optimizer import ShardState
+from piper.runtime.pieces import local_shapes
 from piper.runtime.routes import offsets, owned_buckets, shard_range
 from piper.runtime.settings import RunSettings
 from simulator.plan import MemoryClass, Plan
@@ -63,7 +64,7 @@ class RankState:
     def new(cls, plan: Plan, *, rank: int, settings: RunSettings, ledger: Ledger) -> RankState:
         """Materialise the parameters of the stages of `rank`, with their initial values."""
         pipeline_rank = plan.pipeline_rank_of(rank)
-        shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
+        shapes = local_shapes(plan)
         state = cls(buckets={}, parameters={}, home={})
         for index in owned_buckets(plan, pipeline_rank):
             state._add_bucket(plan, rank, index, settings=settings)
@@ -76,7 +77,7 @@ class RankState:
         stages = plan.device_plans[pipeline_rank].stages
         for name in _used(plan, stages):
             if name not in state.parameters:
-                state.parameters[name] = initial_value(name, shapes[name], seed=settings.seed).to(dtype)
+                state.parameters[name] = initial_piece(plan, rank, name, seed=settings.seed).to(dtype)
         state._register(ledger)
         return state
 
@@ -87,11 +88,10 @@ class RankState:
     def _add_bucket(self, plan: Plan, rank: int, index: int, *, settings: RunSettings) -> None:
         pipeline_rank = plan.pipeline_rank_of(rank)
         facts = plan.device_plans[pipeline_rank].buckets[index]
-        shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
         full = torch.zeros(facts.padded_numel)
         places = offsets(plan, pipeline_rank, index)
         for name, (start, end) in places.items():
-            full[start:end] = initial_value(name, shapes[name], seed=settings.seed).flatten()
+            full[start:end] = initial_piece(plan, rank, name, seed=settings.seed).flatten()
         dtype = DTYPES[plan.training.dtype]
         parameters = full if dtype == torch.float32 else full.to(dtype)
         start, end = shard_range(plan, rank, index)

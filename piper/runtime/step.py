@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition, Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from cost_models.errors import check_invariant
+from piper.errors import RunFailedError
+from piper.runtime.borders import Value
 from piper.runtime.halves import LateWork
+from piper.runtime.here import CutRows
 from piper.runtime.ledger import Ledger
-from piper.runtime.routes import Routes, Value
+from piper.runtime.routes import Routes
 from simulator.plan import MemoryClass
+
+_LOOK_S = 0.2
+"""How often what waits for a tensor looks whether it should give up."""
 
 Order = tuple[int, int]
 """(stage, first segment) of the consumer that a gradient comes from."""
@@ -34,17 +42,67 @@ class OpenEnd:
     dtype: torch.dtype
 
 
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """Where an input enters an island.
+
+    [Note: gathered again]
+    What is gathered once more for B must not be held until then: such an input hangs on an empty leaf, and
+    its gradient is kept where it comes by.
+
+    Args:
+        leaf: what autograd runs back to: the input itself, or an empty tensor.
+        dtype: of the input.
+        passed: gradients that came by.
+    """
+
+    leaf: Tensor
+    dtype: torch.dtype
+    passed: list[Tensor] | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, again: bool) -> Entry:
+        """Return the entry of a detached tensor."""
+        leaf = torch.zeros(()) if again else tensor
+        return cls(leaf=leaf.requires_grad_(), dtype=tensor.dtype, passed=[] if again else None)
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """Return what the island computes with."""
+        if self.passed is None:
+            return self.leaf
+        entered: Tensor = _Passing.apply(self.leaf, tensor, self.passed)  # type: ignore[no-untyped-call]
+        return entered
+
+    def gradient(self, of_leaf: Tensor | None) -> Tensor | None:
+        """Return the gradient after B, or None where the input had no influence."""
+        if self.passed is None:
+            return of_leaf
+        return self.passed[0] if self.passed else None
+
+
+class _Passing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, tensor: Tensor, passed: list[Tensor]) -> Tensor:  # noqa: PLR0917
+        ctx.passed, ctx.nothing = passed, torch.zeros(())
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.passed.append(gradients[0])
+        return ctx.nothing, None, None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGraph:
     """An island between its forward and its B.
 
     Args:
-        inputs: leaves that need a gradient.
+        inputs: those that need a gradient, by the name that it will have.
         outputs: results that need one.
         held: ledger keys of the leaves, which live until their gradient is there.
     """
 
-    inputs: dict[Value, Tensor]
+    inputs: dict[Value, Entry]
     outputs: dict[Value, OpenEnd]
     held: tuple[int, ...]
 
@@ -65,6 +123,9 @@ class StepState:
         squares: this rank's part of the squared gradient norm, then the whole of it.
         grad_norm, clip_factor: after the norm's all-reduce.
         evidence: bucket -> shard gradient before clipping, kept for verification.
+        rows: microbatch -> segment -> its softmax over cut features.
+        gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
+        stopped: a stream of this rank failed.
     """
 
     number: int
@@ -81,9 +142,13 @@ class StepState:
     grad_norm: float | None = None
     clip_factor: float = 1.0
     evidence: dict[int, Tensor] = field(default_factory=dict)
+    rows: dict[int, dict[int, CutRows]] = field(default_factory=dict)
+    gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
+    stopped: bool = False
     _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     _gradients: dict[tuple[int, Value], list[tuple[Order, Tensor, int]]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+    _arrived: Condition = field(default_factory=Condition)
 
     @classmethod
     def new(cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger) -> StepState:
@@ -146,6 +211,36 @@ class StepState:
             self.ledger.release(held)
         return total
 
+    def keep_gathered(self, microbatch: int, value: Value, tensor: Tensor) -> None:
+        """Keep what was gathered again until the last B that reads it."""
+        held = self.ledger.hold(tensor, MemoryClass.ACTIVATIONS)
+        with self._arrived:
+            self.gathered[microbatch, value] = (tensor, held)
+            self._arrived.notify_all()
+
+    def fetch_gathered(self, microbatch: int, value: Value) -> Tensor:
+        """Return what is gathered again while B computes; waits for it."""
+        key = (microbatch, value)
+        with self._arrived:
+            while not self._arrived.wait_for(lambda: key in self.gathered or self.stopped, _LOOK_S):
+                pass
+            if key not in self.gathered:
+                raise RunFailedError("another stream of this rank failed")
+            return self.gathered[key][0]
+
+    def stop(self) -> None:
+        """Let everything that waits for tensors of this step give up."""
+        with self._arrived:
+            self.stopped = True
+            self._arrived.notify_all()
+
+    def forget_gathered(self, microbatch: int, values: Iterable[Value]) -> None:
+        """Let go what was gathered again."""
+        for value in values:
+            with self._arrived:
+                _, held = self.gathered.pop((microbatch, value))
+            self.ledger.release(held)
+
     def keep_part(self, use: tuple[int, int, str], part: Tensor) -> None:
         """Keep what (stage, microbatch, parameter) has of its gradient until the other parts are there."""
         self.partial[use] = (part, self.ledger.hold(part, MemoryClass.WORKSPACE))
@@ -159,5 +254,6 @@ class StepState:
 
     def check_empty(self) -> None:
         """Raise InternalError when something was made and never used: the plan lost a task."""
-        left = [str(key) for kept in (self._values, self._gradients, self.graphs, self.late) for key in kept]
+        kept = (self._values, self._gradients, self.graphs, self.late, self.gathered)
+        left = [str(key) for found in kept for key in found]
         check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")

@@ -102,7 +102,7 @@ class Tracing:
 def trace_module(module: nn.Module, inputs: Sequence[Tensor], *, where: str) -> Tracing:
     """Run `module` on meta tensors and return its calls; raises ModelError for what cannot be repeated."""
     with tracing() as annotations:
-        mode = _Tracer(module, inputs, annotations=annotations, where=where)
+        mode = Tracer(module, inputs, annotations=annotations, where=where)
         with mode.random, mode:
             loss = loss_of(module, *inputs)
     mode.tracing.loss = mode.number(loss)
@@ -191,7 +191,7 @@ class _RandomWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Tracer(TorchFunctionMode):
+class Tracer(TorchFunctionMode):
     """Records calls; see [Note: tracing calls]."""
 
     def __init__(
@@ -387,6 +387,12 @@ class _Tracer(TorchFunctionMode):
                 self._needs_grad[number] = known.tensor.requires_grad
         self._segment()
         return self._here(self._numbers.get(id(tensor), -1)), self._add(tensor, kind="made")
+
+    def _alias(self, tensor: Tensor, number: int) -> None:
+        """Let another tensor be known by the same number."""
+        self._numbers[id(tensor)] = number
+        self._keys[_key(tensor)] = number
+        self._alive.append(tensor)
 
     def _add(self, tensor: Tensor, *, kind: str, name: str = "") -> int:
         number = len(self.tracing.tensors)

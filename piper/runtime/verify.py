@@ -1,9 +1,15 @@
 """Compare every step with one process (DESIGN 6): rank 0 holds the references, the others report.
 
 [Note: two references]
-(a) same microbatches, same summation order: bitwise equal with ordered reductions, else within tolerances.
+(a) same microbatches, same summation order: bitwise equal with ordered reductions and whole tensors, else
+within tolerances.
 (b) the whole batch at once: loss, gradients of a step from the same parameters, and parameters of an SGD
 run within tolerances (AdamW turns rounding of near-zero gradients into full steps: not judged).
+[Note: cut arithmetic]
+Where tensors, sequences or experts are cut, sums inside one matmul (over the inputs of a row-parallel layer,
+over the tokens of a weight's gradient) are made of parts, which rounds otherwise than one sum; so nothing
+is bitwise, and each step is compared from the same parameters.
+
 Relative error = max|a - b| / max|b| per tensor, b the reference; the worst tensor counts.
 """
 
@@ -21,6 +27,7 @@ from piper.runtime.context import RankContext
 from piper.runtime.init import batch_of_step
 from piper.runtime.known import References
 from piper.runtime.outcome import Verification
+from piper.runtime.pieces import Piece, index_of, piece_of
 from piper.runtime.reference import Expected
 from piper.runtime.routes import offsets, owned_buckets, shard_range
 from piper.runtime.settings import RunSettings
@@ -136,21 +143,25 @@ class Verifier:
         self._compare_same_tree(number, batch, evidence)
         self._compare_whole_batch(number, batch, evidence)
         self.start = self._parameters(evidence)
-        if self.settings.reductions == "native":
+        if not self._exact:
             self.references.load(self.start)
 
     def verification(self) -> Verification:
         """Return the verdict over all steps so far."""
         sgd = self.settings.optimizer.name == "sgd"
         same, whole = self.same_worst.errors, self.whole_worst.errors
-        ordered = self.settings.reductions == "ordered"
-        holds = not self.same_worst.differing if ordered else self._within(same)
+        holds = not self.same_worst.differing if self._exact else self._within(same)
         return Verification(
             verified=holds and self._within(whole),
             same_tree=dict(same),
             whole_batch={**whole, "parameters": whole["parameters"] if sgd else None},
             differing=tuple(self.same_worst.differing),
         )
+
+    @property
+    def _exact(self) -> bool:
+        """Return whether (a) must hold bit for bit [Note: cut arithmetic]."""
+        return self.settings.reductions == "ordered" and not self.plan.cuts.regions
 
     def _within(self, errors: dict[str, float]) -> bool:
         limits = dict(TOLERANCES[self.plan.training.dtype])
@@ -176,17 +187,19 @@ class Verifier:
             shard_start, shard_end = shard_range(self.plan, one.rank, bucket)
             for name, (start, end) in offsets(self.plan, home, bucket).items():
                 what = f"{name} on rank {one.rank}"
-                whole = expected.gradients[home, name].reshape(-1)
+                held = index_of(piece_of(self.plan, one.rank, name))
+                gradient = expected.gradients[home, name]
                 low, high = max(start, shard_start), min(end, shard_end)
                 if low < high:
                     piece = one.gradients[bucket][low - shard_start : high - shard_start]
-                    part = whole[low - start : high - start]
+                    part = gradient[held].reshape(-1)[low - start : high - start]
                     label = f"step {number} gradient of {what}"
-                    self.same_worst.compare("gradients", piece, part, scale=whole, what=label)
+                    self.same_worst.compare("gradients", piece, part, scale=gradient, what=label)
                 ours = one.parameters[bucket][start:end]
-                theirs = expected.parameters[home, name].reshape(-1).float()
+                theirs = expected.parameters[home, name][held].reshape(-1).float()
                 label = f"step {number} parameter {what}"
-                self.same_worst.compare("parameters", ours, theirs, scale=theirs, what=label)
+                scale = expected.parameters[home, name]
+                self.same_worst.compare("parameters", ours, theirs, scale=scale, what=label)
 
     def _compare_whole_batch(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
         worst = self.whole_worst
@@ -211,17 +224,18 @@ class Verifier:
                 worst.compare("parameters", ours, flat, scale=flat, what=f"step {number} parameter {name}")
 
     def _losses(self, evidence: list[Evidence]) -> dict[tuple[int, int], float]:
-        coordinate = self.plan.mesh.coordinate
-        return {
-            (coordinate(one.rank, "dp"), microbatch): loss
-            for one in evidence
-            for microbatch, loss in sorted(one.losses.items())
-        }
+        """Return (replica, microbatch) -> sum of token losses, over the ranks that share its sequences."""
+        found: dict[tuple[int, int], float] = {}
+        for one in evidence:
+            for microbatch, loss in sorted(one.losses.items()):
+                key = (self.plan.mesh.coordinate(one.rank, "dp"), microbatch)
+                found[key] = found.get(key, 0.0) + loss
+        return found
 
     def _gradients(self, evidence: list[Evidence]) -> dict[str, Tensor]:
-        """Return whole gradients, put together from the shards of all ranks."""
-        sizes = {parameter.name: parameter.numel for parameter in self.plan.parameters}
-        found: dict[str, Tensor] = {}
+        """Return whole gradients, flat, put together from the shards and pieces of all ranks."""
+        shapes = {parameter.name: parameter.shape for parameter in self.plan.parameters}
+        pieces: dict[tuple[str, Piece], Tensor] = {}
         for one in evidence:
             home = self.plan.pipeline_rank_of(one.rank)
             for bucket in owned_buckets(self.plan, home):
@@ -229,19 +243,29 @@ class Verifier:
                 for name, (start, end) in offsets(self.plan, home, bucket).items():
                     low, high = max(start, shard_start), min(end, shard_end)
                     if low < high:
-                        target = found.setdefault(name, torch.zeros(sizes[name]))
+                        key = (name, piece_of(self.plan, one.rank, name))
+                        target = pieces.setdefault(key, torch.zeros(end - start))
                         piece = one.gradients[bucket][low - shard_start : high - shard_start]
                         target[low - start : high - start] = piece
-        return found
+        found: dict[str, Tensor] = {}
+        for (name, held), flat in pieces.items():
+            whole = found.setdefault(name, torch.zeros(shapes[name]))
+            whole[index_of(held)] = flat.view(whole[index_of(held)].shape)
+        return {name: whole.reshape(-1) for name, whole in found.items()}
 
     def _parameters(self, evidence: list[Evidence]) -> dict[str, Tensor]:
         """Return parameters by name, in their shapes; replicas are compared elsewhere."""
         shapes = {parameter.name: parameter.shape for parameter in self.plan.parameters}
         found: dict[str, Tensor] = {}
+        seen: set[tuple[str, Piece]] = set()
         for one in evidence:
             home = self.plan.pipeline_rank_of(one.rank)
             for bucket in owned_buckets(self.plan, home):
                 for name, (start, end) in offsets(self.plan, home, bucket).items():
-                    if name not in found:
-                        found[name] = one.parameters[bucket][start:end].reshape(shapes[name])
+                    held = piece_of(self.plan, one.rank, name)
+                    if (name, held) not in seen:
+                        seen.add((name, held))
+                        whole = found.setdefault(name, torch.zeros(shapes[name]))
+                        where = index_of(held)
+                        whole[where] = one.parameters[bucket][start:end].view(whole[where].shape)
         return found

@@ -17,8 +17,9 @@ from typing import NoReturn, assert_never
 import torch
 
 from piper.errors import RunFailedError
+from piper.runtime.borders import is_exchange
 from piper.runtime.context import RankContext
-from piper.runtime.handlers import collectives, compute, rehearsal, transfers, update
+from piper.runtime.handlers import collectives, compute, exchanges, rehearsal, transfers, update
 from piper.runtime.init import batch_of_step
 from piper.runtime.progress import Phase
 from piper.runtime.recorder import Recorder
@@ -136,6 +137,7 @@ class Worker:
         except TaskFailedError as failure:
             self._failure = self._failure or failure
             self._failed.set()
+            flight.state.stop()
         except _StoppedError:
             return
 
@@ -179,6 +181,9 @@ class Worker:
 
 def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa: C901, PLR0912
     """Do what a task's kind says; one case per kind, so that a new kind is missed by the type checker."""
+    if is_exchange(task):
+        exchanges.exchange(context, step, task)
+        return
     match task.kind:
         case TaskKind.F:
             compute.forward(context, step, task)

@@ -20,6 +20,7 @@ step time         one optimizer step, all microbatches; the steady-state period
 """
 
 from simulator.plan.buffers import Bucket, BufferTable, MemoryClass
+from simulator.plan.cuts import Cuts, ParameterCut, Region
 from simulator.plan.mesh import Group, Mesh
 from simulator.plan.plan import (
     DevicePlan,
@@ -60,6 +61,7 @@ __all__ = [
     "SEND_KINDS",
     "Bucket",
     "BufferTable",
+    "Cuts",
     "DevicePlan",
     "Edge",
     "Group",
@@ -69,7 +71,9 @@ __all__ = [
     "Mesh",
     "ModelFacts",
     "Parameter",
+    "ParameterCut",
     "Plan",
+    "Region",
     "Segment",
     "StateDtypes",
     "StreamRuleFacts",

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from cost_models.ops import Operation
 from simulator.distinct import distinct_rows
 from simulator.plan.buffers import Bucket, BufferTable
+from simulator.plan.cuts import Cuts
 from simulator.plan.mesh import Group, Mesh
 from simulator.plan.states import StateDtypes
 from simulator.plan.task import NONE, Task, TaskKind, TaskName
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _SCALARS = (
     "kind", "stage", "microbatch", "first_segment", "last_segment", "part", "phase", "stream",
@@ -350,6 +351,7 @@ class Plan:
         works: price keys of compute tasks.
         groups: rank groups of collectives.
         device_plans: one per pipeline rank, in order.
+        cuts: how the ranks of a stage cut tensors, tokens and experts among them.
         notices: what the compiler assumed or wants the user to know.
     """
 
@@ -367,6 +369,7 @@ class Plan:
     device_plans: tuple[DevicePlan, ...]
     notices: tuple[str, ...] = ()
     directive_places: tuple[str, ...] = ()
+    cuts: Cuts = field(default_factory=Cuts)
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __repr__(self) -> str:

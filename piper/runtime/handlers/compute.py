@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from piper.errors import RunFailedError
+from piper.runtime.borders import Value, made_again
 from piper.runtime.context import RankContext
 from piper.runtime.halves import Deferring, LateWork
-from piper.runtime.routes import Island, Value
-from piper.runtime.step import OpenEnd, OpenGraph, StepState
+from piper.runtime.routes import Island
+from piper.runtime.step import Entry, OpenEnd, OpenGraph, StepState
 from simulator.plan import MemoryClass, Task
 
 
@@ -34,59 +35,70 @@ class Place(NamedTuple):
 
 
 def forward(context: RankContext, step: StepState, task: Task) -> None:
-    """Run all islands of a stage; keep graphs only of those that no R task runs again."""
-    for island in context.routes.islands[task.stage, task.microbatch]:
+    """Run the islands of an F; keep graphs only of those that no R task runs again."""
+    for island in context.routes.islands_of(task):
         place = Place(context, step, task.microbatch)
-        outputs = _run(place, island, keep=island.backward and not island.recomputed)
+        outputs = _run(place, island, names=island.inputs, keep=island.backward and not island.recomputed)
         for value, tensor in outputs.items():
             step.put(task.microbatch, value, tensor.detach())
-            if value == context.routes.loss:
-                step.losses[task.microbatch] = _finite(tensor.detach(), step, task.microbatch)
+            if value == context.routes.loss and context.places.counts_loss:
+                step.losses[task.microbatch] = finite(tensor.detach(), step, task.microbatch)
 
 
 def recompute(context: RankContext, step: StepState, task: Task) -> None:
-    """Run an island again, this time keeping its graph."""
-    _run(Place(context, step, task.microbatch), context.routes.island(task), keep=True)
+    """Run islands again, this time keeping their graphs."""
+    for island in context.routes.islands_of(task):
+        place = Place(context, step, task.microbatch)
+        outputs = _run(place, island, names=island.inputs_again, keep=True)
+        for value, tensor in outputs.items():
+            step.put(task.microbatch, made_again(value), tensor.detach())
 
 
 def backward(context: RankContext, step: StepState, task: Task) -> None:
-    """Compute the gradients of an island's inputs and parameters."""
-    island = context.routes.island(task)
-    place = Place(context, step, task.microbatch)
-    graph = step.graphs.pop((task.microbatch, island.first))
+    """Compute the gradients of the inputs and parameters of islands, the last one first."""
+    for island in context.routes.islands_back(task):
+        _backward(Place(context, step, task.microbatch), island)
+
+
+def _backward(place: Place, island: Island) -> None:
+    graph = place.step.graphs.pop((place.microbatch, island.first))
     seeds = _seeds(place, graph)
-    parameters = trained_parameters(context, island)
-    wanted = [*graph.inputs.values(), *parameters.values()]
+    parameters = trained_parameters(place.context, island)
+    wanted = [*(entry.leaf for entry in graph.inputs.values()), *parameters.values()]
     with _accumulating(place, island, parameters):
         if wanted and seeds:
             torch.autograd.backward([end.edge for end in graph.outputs.values()], seeds, inputs=wanted)
-    _hand_on(place, island, graph, gradients=[leaf.grad for leaf in graph.inputs.values()])
+    _hand_on(place, island, graph, gradients=[entry.leaf.grad for entry in graph.inputs.values()])
 
 
 def backward_inputs(context: RankContext, step: StepState, task: Task) -> None:
-    """Compute the gradients of an island's inputs; leave the rest to BW [Note: split backward]."""
-    island = context.routes.island(task)
-    place = Place(context, step, task.microbatch)
-    graph = step.graphs.pop((task.microbatch, island.first))
+    """Compute the gradients of the inputs of islands; leave the rest to BW [Note: split backward]."""
+    for island in context.routes.islands_back(task):
+        _backward_inputs(Place(context, step, task.microbatch), island)
+
+
+def _backward_inputs(place: Place, island: Island) -> None:
+    context, step, microbatch = place
+    graph = step.graphs.pop((microbatch, island.first))
     seeds = _seeds(place, graph)
     parameters = trained_parameters(context, island)
-    wanted = [*graph.inputs.values(), *parameters.values()]
+    wanted = [*(entry.leaf for entry in graph.inputs.values()), *parameters.values()]
     work = LateWork(ledger=context.ledger)
     found: list[Tensor | None] = [None] * len(wanted)
     if wanted and seeds:
         edges = [end.edge for end in graph.outputs.values()]
-        with Deferring(context.halves[island.first, context.micro_batch(task.microbatch)], work) as deferring:
+        with Deferring(context.halves[island.first, context.micro_batch(microbatch)], work) as deferring:
             found = list(torch.autograd.grad(edges, wanted, seeds, allow_unused=True))
         deferring.check_complete()
     work.keep(dict(zip(parameters, found[len(graph.inputs) :], strict=True)))
-    step.late[task.microbatch, island.first] = work
+    step.late[microbatch, island.first] = work
     _hand_on(place, island, graph, gradients=found[: len(graph.inputs)])
 
 
 def backward_weights(context: RankContext, step: StepState, task: Task) -> None:
     """Compute the gradients of parameters that BI left."""
     place = Place(context, step, task.microbatch)
-    for island in context.routes.islands_of(task):
+    for island in context.routes.islands_back(task):
         for name, gradient in step.late.pop((task.microbatch, island.first)).finish():
             _accumulate(place, (island.stage, name), gradient)
 
@@ -104,9 +116,13 @@ def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[
     """Give the gradients of an island's inputs to whoever made these; zeros where there is none."""
     for key in graph.held:
         place.context.ledger.release(key)
-    for (value, leaf), gradient in zip(graph.inputs.items(), gradients, strict=True):
-        known = torch.zeros_like(leaf) if gradient is None else gradient
+    for (value, entry), gradient in zip(graph.inputs.items(), gradients, strict=True):
+        known = entry.gradient(gradient)
+        if known is None:
+            known = torch.zeros(place.context.shape(value, place.microbatch), dtype=entry.dtype)
         place.step.add_gradient(place.microbatch, value, ((island.stage, island.first), known))
+    last_reads = place.context.routes.last_reads_again.get((island.stage, island.first), ())
+    place.step.forget_gathered(place.microbatch, last_reads)
 
 
 def loss_gradient(context: RankContext) -> Tensor:
@@ -114,62 +130,88 @@ def loss_gradient(context: RankContext) -> Tensor:
     return torch.ones(()) / context.plan.training.tokens_per_step
 
 
-def _run(place: Place, island: Island, *, keep: bool) -> dict[Value, Tensor]:
-    """Run an island; with `keep`, leave its graph for B."""
-    leaves: dict[Value, Tensor] = {}
-    held: dict[Value, int] = {}
-    for value in island.inputs:
-        leaves[value], held[value] = _leaf(place, value)
+def _run(place: Place, island: Island, *, names: tuple[Value, ...], keep: bool) -> dict[Value, Tensor]:
+    """Run an island on the tensors of these names; with `keep`, leave its graph for B."""
+    taken = [_taken(place, island, value) for value in names]
     if keep:
-        outputs = _call_with_graph(place, island, leaves)
-        inputs = {value: leaf for value, leaf in leaves.items() if leaf.requires_grad}
-        place.step.graphs[place.microbatch, island.first] = OpenGraph(
-            inputs=inputs,
-            outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
-            held=tuple(held.pop(value) for value in inputs),
-        )
+        outputs = _run_with_graph(place, island, names=names, taken=taken)
     else:
-        outputs = call_island(place, island, leaves)
-    for key in held.values():
-        place.context.ledger.release(key)
+        inputs = {value[:2]: tensor for value, (tensor, _) in _pairs(names, taken)}
+        outputs = call_island(place, island, inputs)
+        for _, key in taken:
+            place.context.ledger.release(key)
     return outputs
 
 
-def _leaf(place: Place, value: Value) -> tuple[Tensor, int]:
+def _run_with_graph(
+    place: Place, island: Island, *, names: tuple[Value, ...], taken: list[tuple[Tensor, int]]
+) -> dict[Value, Tensor]:
+    routes, ledger = place.context.routes, place.context.ledger
+    entries = {
+        value: Entry.of(tensor, again=value in routes.gathered_again)
+        for value, (tensor, _) in _pairs(names, taken)
+        if routes.requires_grad(value)
+    }
+    deferred = {
+        tensor.untyped_storage().data_ptr(): partial(place.step.fetch_gathered, place.microbatch, value)
+        for value, (tensor, _) in _pairs(names, taken)
+        if value in routes.gathered_again
+    }
+    held = []
+    with torch.enable_grad(), ledger.saved(deferred):
+        inputs = {
+            value[:2]: entries[value].enter(tensor) if value in entries else tensor
+            for value, (tensor, _) in _pairs(names, taken)
+        }
+        outputs = call_island(place, island, inputs)
+    for value, (_, key) in _pairs(names, taken):
+        if value in entries and value not in routes.gathered_again:
+            held.append(key)
+        else:
+            ledger.release(key)
+    of_gradient = dict(zip(names, island.gradients, strict=True))
+    place.step.graphs[place.microbatch, island.first] = OpenGraph(
+        inputs={of_gradient[value]: entry for value, entry in entries.items()},
+        outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
+        held=tuple(held),
+    )
+    return outputs
+
+
+def _pairs(
+    names: tuple[Value, ...], taken: list[tuple[Tensor, int]]
+) -> Iterator[tuple[Value, tuple[Tensor, int]]]:
+    return zip(names, taken, strict=True)
+
+
+def _taken(place: Place, island: Island, value: Value) -> tuple[Tensor, int]:
     """Return an input of an island, cut from what made it, and the ledger key that holds it."""
-    segment, number = value
-    if segment < 0:
-        copy = place.context.model_input(place.step, place.microbatch, number)
+    if value[0] < 0:
+        where = (place.microbatch, island.first)
+        copy = place.context.model_input(place.step, where, value[1])
         return copy, place.context.ledger.hold(copy, MemoryClass.ACTIVATIONS)
     tensor, key = place.step.take(place.microbatch, value)
     return tensor.detach(), key
 
 
-def _call_with_graph(place: Place, island: Island, leaves: dict[Value, Tensor]) -> dict[Value, Tensor]:
-    for value, leaf in leaves.items():
-        leaf.requires_grad_(place.context.routes.requires_grad(value))
-    with torch.enable_grad(), place.context.ledger.saved():
-        return call_island(place, island, leaves)
-
-
 def call_island(
     place: Place,
     island: Island,
-    leaves: dict[Value, Tensor],
+    inputs: dict[Value, Tensor],
     *,
     watch: Callable[[Tensor], object] | None = None,
 ) -> dict[Value, Tensor]:
     """Return the outputs of an island, given its inputs; `watch` sees each tensor that a segment returns."""
     context = place.context
     codes = context.program.segments[context.micro_batch(place.microbatch)]
-    tensors = dict(leaves)
+    tensors = dict(inputs)
     for number in range(island.first, island.last + 1):
         code = codes[number]
         arguments: list[object] = [tensors[value] for value in code.inputs]
         arguments += [context.state.parameters[name] for name in code.parameters]
         arguments += [context.program.buffers[name] for name in code.buffers]
         if code.keyed:
-            arguments.append(context.keys(place.step, place.microbatch))
+            arguments.append(context.here(place.step, place.microbatch, number))
         made = code.run(*arguments)
         tensors |= {(number, i): tensor for i, tensor in enumerate(made)}
         if watch is not None:
@@ -233,7 +275,8 @@ def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> 
         place.context.state.gradient_of(name).add_(total.reshape(-1))
 
 
-def _finite(loss: Tensor, step: StepState, microbatch: int) -> float:
+def finite(loss: Tensor, step: StepState, microbatch: int) -> float:
+    """Return a loss as a number; raises RunFailedError unless it is finite."""
     value = float(loss)
     if not math.isfinite(value):
         raise RunFailedError(f"the loss of microbatch {microbatch} in step {step.number} is {value}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piper.runtime.borders import Value
 from piper.runtime.context import RankContext
 from piper.runtime.dtypes import DTYPES
 from piper.runtime.halves import Halves, Rehearsal
 from piper.runtime.handlers.compute import Place, call_island, trained_parameters
 from piper.runtime.init import batch_of_step
 from piper.runtime.ledger import Ledger
-from piper.runtime.routes import Island, Value
+from piper.runtime.routes import Island
 from piper.runtime.step import StepState
 from simulator.plan import TaskKind
 
@@ -22,9 +23,10 @@ def rehearse(context: RankContext) -> dict[tuple[int, int], Halves]:
     batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
     step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger())
     for task in context.routes.tasks:
-        key = (task.first_segment, context.micro_batch(task.microbatch))
-        if task.kind is TaskKind.BI and key not in found:
-            found[key] = _halves(Place(context, step, task.microbatch), context.routes.island(task))
+        for island in context.routes.islands_back(task) if task.kind is TaskKind.BI else ():
+            key = (island.first, context.micro_batch(task.microbatch))
+            if key not in found:
+                found[key] = _halves(Place(context, step, task.microbatch), island)
     return found
 
 
@@ -36,9 +38,11 @@ def _halves(place: Place, island: Island) -> Halves:
         if tensor.requires_grad:
             tensor.register_hook(rehearsal.want)  # type: ignore[no-untyped-call]
 
-    leaves = {value: _leaf(place, value) for value in island.inputs}
+    leaves = {value[:2]: _leaf(place, island, value) for value in island.inputs}
     with torch.enable_grad(), place.step.ledger.saved():
         made = call_island(place, island, leaves, watch=watch)
+    for rows in place.step.rows.get(place.microbatch, {}).values():
+        rows.agree(rows.local.unsqueeze(0))
     outputs = [tensor for tensor in made.values() if tensor.requires_grad]
     inputs = [leaf for leaf in leaves.values() if leaf.requires_grad]
     wanted = [*inputs, *trained_parameters(context, island).values()]
@@ -53,10 +57,9 @@ def _halves(place: Place, island: Island) -> Halves:
     return rehearsal.halves()
 
 
-def _leaf(place: Place, value: Value) -> Tensor:
-    segment, number = value
-    if segment < 0:
-        return place.context.model_input(place.step, place.microbatch, number)
-    dtype = DTYPES[place.context.plan.segments[segment].outputs[number].dtype]
+def _leaf(place: Place, island: Island, value: Value) -> Tensor:
+    if value[0] < 0:
+        return place.context.model_input(place.step, (place.microbatch, island.first), value[1])
+    dtype = DTYPES[place.context.plan.segments[value[0]].outputs[value[1]].dtype]
     tensor = torch.zeros(place.context.shape(value, place.microbatch), dtype=dtype)
     return tensor.requires_grad_(place.context.routes.requires_grad(value))

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.runtime.borders import Value
 from piper.runtime.context import RankContext
 from piper.runtime.dtypes import DTYPES
-from piper.runtime.routes import Value
 from piper.runtime.step import StepState
 from simulator.plan import NONE, Task, TaskKind
 
@@ -23,22 +23,25 @@ _STEPS_TOLD_APART = 16
 def send_activations(context: RankContext, step: StepState, task: Task) -> None:
     """Send what the target stage takes from this stage."""
     for number, value in enumerate(context.plan.edges[task.edge].values):
-        _send(context, task, step.read(task.microbatch, value), message=(step.number, number))
+        name = context.routes.borders.outside(value, phase=TaskKind.F)
+        _send(context, task, step.read(task.microbatch, name), message=(step.number, number))
 
 
 def receive_activations(context: RankContext, step: StepState, task: Task) -> None:
     """Receive what this stage takes from the source stage."""
     for number, value in enumerate(context.plan.edges[task.edge].values):
-        step.put(task.microbatch, value, _receive(context, task, value, message=(step.number, number)))
+        name = context.routes.borders.outside(value, phase=TaskKind.F)
+        step.put(task.microbatch, name, _receive(context, task, value, message=(step.number, number)))
 
 
 def send_gradients(context: RankContext, step: StepState, task: Task) -> None:
     """Send the gradients of what this stage received; zeros where it had no influence on the loss."""
     edge = context.plan.edges[task.edge]
     for number, value in enumerate(edge.grad_values):
-        total = step.take_gradient(task.microbatch, value, stage=edge.target_stage)
+        name = context.routes.borders.outside(value, phase=TaskKind.B)
+        total = step.take_gradient(task.microbatch, name, stage=edge.target_stage)
         if total is None:
-            total = torch.zeros(context.shape(value, task.microbatch), dtype=_dtype(context, value))
+            total = torch.zeros(_shape(context, value, task.microbatch), dtype=_dtype(context, value))
         _send(context, task, total, message=(step.number, number))
 
 
@@ -47,7 +50,8 @@ def receive_gradients(context: RankContext, step: StepState, task: Task) -> None
     edge = context.plan.edges[task.edge]
     for number, value in enumerate(edge.grad_values):
         gradient = _receive(context, task, value, message=(step.number, number))
-        step.add_gradient(task.microbatch, value, ((edge.target_stage, NONE), gradient))
+        name = context.routes.borders.outside(value, phase=TaskKind.B)
+        step.add_gradient(task.microbatch, name, ((edge.target_stage, NONE), gradient))
 
 
 def _send(context: RankContext, task: Task, tensor: Tensor, *, message: tuple[int, int]) -> None:
@@ -57,15 +61,20 @@ def _send(context: RankContext, task: Task, tensor: Tensor, *, message: tuple[in
 
 
 def _receive(context: RankContext, task: Task, value: Value, *, message: tuple[int, int]) -> Tensor:
-    tensor = torch.empty(context.shape(value, task.microbatch), dtype=_dtype(context, value))
+    tensor = torch.empty(_shape(context, value, task.microbatch), dtype=_dtype(context, value))
     peer = context.plan.peer_rank(context.rank, task.peer)
     tag = _tag(context, task, message)
     dist.recv(tensor, src=peer, group=context.groups.transfers, tag=tag)
     return tensor
 
 
+def _shape(context: RankContext, value: Value, microbatch: int) -> tuple[int, ...]:
+    """Return the shape of a tensor between stages."""
+    return context.shape(context.routes.borders.outside(value, phase=TaskKind.F), microbatch)
+
+
 def _dtype(context: RankContext, value: Value) -> torch.dtype:
-    segment, output = value
+    segment, output = value[:2]
     return DTYPES[context.plan.segments[segment].outputs[output].dtype]
 
 

@@ -55,3 +55,12 @@ def require_equal(outcome: RunOutcome) -> None:
     assert outcome.differing == ()
     assert outcome.result["max_relative_error"] == BITWISE
     assert outcome.result["verified"] is True, outcome.result["whole_batch_error"]
+
+
+def require_close(outcome: RunOutcome) -> None:
+    """Fail unless both references hold within tolerances: the arithmetic itself is cut."""
+    errors, whole = outcome.result["max_relative_error"], outcome.result["whole_batch_error"]
+    assert outcome.result["verified"] is True, (errors, whole)
+    assert 0.0 < errors["gradients"] < 1e-5
+    assert whole["loss"] < 1e-6
+    assert whole["parameters"] is None or whole["parameters"] < 1e-5

@@ -107,6 +107,6 @@ def test_no_tensor_lives_outside_of_the_ledger(model: str, strategy: str) -> Non
 @pytest.mark.usefixtures("_audited")
 def test_a_tensor_that_is_kept_in_secret_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     secret: list[torch.Tensor] = []
-    monkeypatch.setattr(compute, "_finite", lambda loss, *_: secret.append(torch.ones(3, 5)) or float(loss))
+    monkeypatch.setattr(compute, "finite", lambda loss, *_: secret.append(torch.ones(3, 5)) or float(loss))
     with pytest.raises(RunFailedError, match=r"alive and not in the ledger: \[\(3, 5\)\]"):
         run(compiled_job("pp=1", global_batch=1))

@@ -17,6 +17,7 @@ from piper.capture import capture
 from piper.errors import ModelError
 from piper.models import find_model
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
+from piper.runtime.here import Here
 from piper.runtime.program import Program, build_program, check_program
 from piper.runtime.sources import buffer_values, build
 from tests.piper.runtime.jobs import plan_of, program, program_for
@@ -31,7 +32,7 @@ def run_all(found: Program, module: nn.Module, inputs: tuple[Tensor, Tensor], ke
         arguments: list[Any] = [tensors[value] for value in code.inputs]
         arguments += [parameters[name] for name in code.parameters]
         arguments += [found.buffers[name] for name in code.buffers]
-        arguments += [keys] if code.keyed else []
+        arguments += [Here(keys=keys)] if code.keyed else []
         tensors |= {(number, i): t for i, t in enumerate(code.run(*arguments))}
     return tensors[number, 0]
 

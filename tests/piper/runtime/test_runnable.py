@@ -10,7 +10,7 @@ import pytest
 from piper.errors import JobError
 from piper.graph import CapturedModel
 from piper.runtime.runnable import require_runnable
-from simulator.plan import Mesh, Plan, TaskKind
+from simulator.plan import Cuts, Mesh, ParameterCut, Plan, Region, TaskKind
 from tests.graphs import transformer
 from tests.jobs import compiled
 
@@ -34,11 +34,24 @@ def test_a_pipeline_with_replicas_is_runnable() -> None:
     require_runnable(plan())
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp"])
+@pytest.mark.parametrize("axis", ["ep", "cp"])
 def test_a_cut_axis_is_refused(axis: str) -> None:
-    mesh = Mesh(axes=((axis, 2), ("dp", 1), ("pp", 2)))
+    cuts = Cuts(regions=(Region(axis=axis, first=1, last=1, degree=2),))
     with pytest.raises(JobError, match=f"(?s){axis}=2.*run with {axis}=1"):
-        require_runnable(replace(plan(), mesh=mesh))
+        require_runnable(replace(plan(), cuts=cuts))
+
+
+def test_a_parameter_that_does_not_divide_is_refused() -> None:
+    found = replace(plan(), mesh=Mesh(axes=(("tp", 3), ("dp", 1), ("pp", 2))))
+    cut = ParameterCut(name=found.parameters[0].name, dims=(("tp", 0),))
+    with pytest.raises(JobError, match=r"(?s)rows or columns over tp=3.*use a divisor of"):
+        require_runnable(replace(found, cuts=Cuts(parameters=(cut,))))
+
+
+def test_regions_side_by_side_are_refused() -> None:
+    regions = tuple(Region(axis="tp", first=i, last=i, degree=2) for i in (1, 2))
+    with pytest.raises(JobError, match="regions of tp side by side at segment 2"):
+        require_runnable(replace(plan(), cuts=Cuts(regions=regions)))
 
 
 def test_stages_with_meshes_of_their_own_are_refused() -> None:
@@ -59,18 +72,11 @@ def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
         require_runnable(changed(kind=kinds))
 
 
-def test_collectives_within_microbatches_are_refused() -> None:
+def test_reductions_of_every_microbatch_are_refused() -> None:
     table = plan().device_plans[0].tasks
     phases = np.where(table.kind == int(TaskKind.ALL_REDUCE), int(TaskKind.B), table.phase)
-    with pytest.raises(JobError, match="collectives within microbatches"):
+    with pytest.raises(JobError, match="reductions of every microbatch"):
         require_runnable(changed(phase=phases))
-
-
-def test_a_forward_in_parts_is_refused() -> None:
-    table = plan().device_plans[0].tasks
-    parts = np.where(table.kind == int(TaskKind.F), 0, table.part)
-    with pytest.raises(JobError, match="forward of a stage in parts"):
-        require_runnable(changed(part=parts))
 
 
 @pytest.mark.parametrize("recompute", ["full", "full:1"])
