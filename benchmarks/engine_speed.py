@@ -56,7 +56,7 @@ def main() -> None:
     for some in (work, shared):
         one_step("fast", some)  # compiles, or loads what was compiled
     rows = [growing(repeated(work, size), repeats) for size in sizes]
-    rows_contention = [growing(repeated(shared, size), repeats) for size in sizes[:2]]
+    rows_contention = [growing(repeated(shared, size), repeats) for size in sizes]
     small = repeated(work, sizes[0])
     reference_s, expected = shortest(lambda: one_step("reference", small), repeats)
     python_s, by_hand = shortest(lambda: PlainPass(small).run(), repeats)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.engines.fast.shared_layout import DEMAND, DEVICE, LINK, PENDING, SLOT
+from simulator.engines.fast.shared_layout import DEMAND, DEVICE, HOLDS, LINK, PENDING, SLOT
 from simulator.plan import NONE
 from simulator.sharing import Sharing
 from simulator.sharing.driving import driving_stream
@@ -23,8 +23,8 @@ def flat(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.require(column, requirements=["C", "W"])
 
 
-def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any], *, max_steps: int) -> Arrays:
-    """Return what `run_until` takes behind the arrays of `run_steps`, in order; complete `tasks`."""
+def shared_arrays(workload: Workload, sharing: Sharing, *, max_steps: int) -> Arrays:
+    """Return what `run_until` takes behind the arrays of `run_steps`, in order."""
     streams, num_devices = workload.num_streams, workload.num_devices
     slots = np.zeros(streams, dtype=SLOT)
     slots["place"] = slots["number"] = slots["task"] = PENDING
@@ -32,7 +32,8 @@ def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any],
     row = np.where(workload.price == NONE, len(sharing.growth) - 1, workload.price)
     kinds, kind = _pairs(row, slot - NONE, width=streams + 1)
     kinds[1] += NONE
-    tasks["row"], tasks["processors"] = kind, sharing.processors
+    holds = np.empty(workload.num_tasks, dtype=HOLDS)
+    holds["row"], holds["processors"] = kind, sharing.processors
     links, devices = np.zeros(sharing.num_links, dtype=LINK), np.zeros(num_devices, dtype=DEVICE)
     links["number"] = PENDING
     devices["first_stream"], devices["last_stream"] = workload.stream_starts[:-1], workload.stream_starts[1:]
@@ -45,6 +46,7 @@ def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any],
         return np.zeros(size + 1, dtype=np.int64)
 
     return {
+        "holds": holds,
         "slots": slots,
         "devices": devices,
         "demands": _demands(sharing, kinds[0], on_links=on_links.starts, on_devices=on_devices.starts),
@@ -59,7 +61,7 @@ def shared_arrays(workload: Workload, sharing: Sharing, tasks: npt.NDArray[Any],
         "device_slots": device_slots,
         "device_now": np.zeros(len(device_slots)),
         "priority": flat(sharing.priority),
-        "kept": np.full(workload.num_tasks * max_steps, PENDING, dtype=np.int64),
+        "kept_by": np.zeros(workload.num_tasks * max_steps, dtype=np.int32),
         "remaining": np.full(max_steps, workload.num_tasks, dtype=np.int64),
         "heap": empty(streams),
         "todo": empty(streams),

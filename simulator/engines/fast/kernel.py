@@ -9,6 +9,10 @@ Where links and devices are shared, `shared_kernel` runs instead.
     order in which they are computed does not matter. A stream advances while all that its head needs is
     known. Otherwise it is kept by the one task that it waits for, or by its transfer or collective, and is
     taken up again when that is known. Every task and every wait is looked at once: the cost is linear.
+[Note: traffic]  Of 10^7 tasks nothing stays in a cache, and cache lines are what takes time. So a task is
+    looked at in as few passes as can be: no array of times is filled beforehand (`state` says what is in it:
+    one byte, in memory that is zero by itself), and a host launches no more than `AHEAD` tasks before its
+    streams run them, while they are still near. What is used together lies together.
 [Note: arrays as arguments]  Numba counts references whenever an array is taken out of a tuple, which costs
     more than a task does. So functions take arrays one by one, and what belongs together is a record.
 [Note: compiled once per machine] is in `simulator.compiled`.
@@ -45,28 +49,29 @@ from simulator.compiled import (
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Records = npt.NDArray[Any]
+States = npt.NDArray[np.int8]
+Keepers = npt.NDArray[np.int32]
+"""By task, one more than the first of the streams that wait for it; 0: none does."""
+AHEAD = 1024
+"""Tasks that a host launches at once; see [Note: traffic]."""
 
 PENDING = -1
 COMPUTE, HOST_COPY, COLLECTIVE, SEND, RECV, EAGER_SEND, EAGER_RECV = range(7)
 DISPATCH, READY, START, END = range(4)
-"""Rows of `times`, int64 [4, instances]. An *instance* is a task in a step: step * num_tasks + task."""
+"""Columns of `times`, int64 [instances, 4], two in a cache line. An *instance* is a task in a step:
+step * num_tasks + task."""
+JOINED, ENDED = 1, 2
+"""What has happened to an instance, in `state`: 0: nothing yet; READY is known; END is known, too."""
 
 TASK = np.dtype(
     [
-        ("duration", np.int64),
-        ("launch", np.int64),
-        ("host", np.int64),
         ("stream", np.int32),
         ("other", np.int32),  # the other end of a transfer, or the number of a collective
         ("following", np.int32),  # the next task on the same stream, or PENDING
-        ("kept", np.int32),  # the first of the streams that wait for this task, or PENDING
-        ("row", np.int32),  # where things are shared: its kind of flow,
-        ("processors", np.int32),  # and what it holds as a communication
-        ("kind", np.int8),
-    ],
-    align=True,
+        ("kind", np.int32),
+    ]
 )
-"""A task in one cache line."""
+"""What a task is, four in a cache line; what it takes is read where it is needed: [Note: traffic]."""
 STREAM = np.dtype(
     [
         ("first", np.int64),  # its first task, or PENDING
@@ -113,9 +118,6 @@ def _kind(is_compute: bool, is_host_copy: bool, in_collective: bool, is_send: bo
 def _lay_out(
     tasks: Records,
     streams: Records,
-    duration: Ints,
-    launch: Ints,
-    host: Ints,
     stream: Ints,
     partner: Ints,
     collective: Ints,
@@ -124,20 +126,16 @@ def _lay_out(
     is_send: Bools,
     eager: Bools,
 ) -> None:
-    """Gather what is known of a task in its record, and link the tasks of a stream in dispatch order."""
+    """Gather what a task is in its record, and link the tasks of a stream in dispatch order."""
     last = np.full(len(streams), PENDING)
     streams["first"][:] = PENDING
     for task in range(len(tasks)):
         on = stream[task]
-        tasks[task].duration = duration[task]
-        tasks[task].launch = launch[task]
-        tasks[task].host = host[task]
         tasks[task].stream = on
         tasks[task].other = max(partner[task], collective[task])
         tasks[task].kind = _kind(
             is_compute[task], is_host_copy[task], collective[task] != PENDING, is_send[task], eager[task]
         )
-        tasks[task].kept = PENDING
         tasks[task].following = PENDING
         if last[on] == PENDING:
             streams[on].first = task
@@ -149,50 +147,65 @@ def _lay_out(
 
 
 @bare
-def forget_step(tasks: Records, times: Ints, durations: Ints, step: int) -> None:
-    """Let nothing have happened yet in a step, whose tasks take `durations` (empty: as they took before)."""
-    offset = step * len(tasks)
-    for task in range(len(durations)):
-        tasks[task].duration = durations[task]
-    for task in range(len(tasks)):
-        times[DISPATCH, offset + task] = PENDING
-        times[READY, offset + task] = PENDING
-        times[END, offset + task] = PENDING
-
-
-@bare
 def launch(
-    tasks: Records,
     times: Ints,
+    state: States,
     hosts: Records,
     device: int,
+    num_tasks: int,
     last_offset: int,
+    host_ns: Ints,
     host_starts: Ints,
     host_waits: Ints,
 ) -> None:
-    """Let the host of a device launch its tasks until it has to await the end of one that is not known."""
+    """Let the host of a device launch some tasks, or until it has to await an end that is not known."""
     task, offset, now = hosts[device].task, hosts[device].offset, hosts[device].free
     first, last = hosts[device].first, hosts[device].last
+    left = AHEAD
     hosts[device].awaited = PENDING
-    while offset <= last_offset:
-        while task < last:
-            for entry in range(host_starts[task], host_starts[task + 1]):
-                wait = offset + host_waits[entry]
-                if wait < 0:
-                    continue
-                if times[END, wait] == PENDING:
-                    hosts[device].awaited = wait
-                    hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
-                    return
-                now = host_goes_on_ns(now, times[END, wait])
-            now = dispatch_ns(now, tasks[task].host)
-            times[DISPATCH, offset + task] = now
-            task += 1
-        task = first
-        offset += len(tasks)
-        if first == last:
+    while left > 0 and offset <= last_offset and first < last:
+        for entry in range(host_starts[task], host_starts[task + 1]):
+            wait = offset + host_waits[entry]
+            if wait < 0:
+                continue
+            if state[wait] != ENDED:
+                hosts[device].awaited = wait
+                left = 0
+                break
+            now = host_goes_on_ns(now, times[wait, END])
+        if hosts[device].awaited != PENDING:
             break
+        now = dispatch_ns(now, host_ns[task])
+        times[offset + task, DISPATCH] = now
+        left -= 1
+        task += 1
+        if task == last:
+            task = first
+            offset += num_tasks
     hosts[device].task, hosts[device].offset, hosts[device].free = task, offset, now
+
+
+@bare
+def is_launched(
+    times: Ints,
+    state: States,
+    streams: Records,
+    hosts: Records,
+    stream: int,
+    num_tasks: int,
+    last_offset: int,
+    host_ns: Ints,
+    host_starts: Ints,
+    host_waits: Ints,
+) -> bool:
+    """Tell whether the head of a stream is launched, once its host has gone as far as it can for that."""
+    instance, device = streams[stream].offset + streams[stream].task, streams[stream].device
+    while hosts[device].offset + hosts[device].task <= instance:
+        if hosts[device].awaited != PENDING:
+            streams[stream].unlaunched = 1
+            return False
+        launch(times, state, hosts, device, num_tasks, last_offset, host_ns, host_starts, host_waits)
+    return True
 
 
 @bare
@@ -204,10 +217,12 @@ def _take_up(todo: Ints, stream: int) -> None:
 
 @bare
 def _has_waited(
-    tasks: Records,
     times: Ints,
+    state: States,
     streams: Records,
+    kept_by: Keepers,
     stream: int,
+    num_tasks: int,
     wait_starts: Ints,
     waits: Ints,
     previous_starts: Ints,
@@ -223,17 +238,17 @@ def _has_waited(
     for number in range(streams[stream].waited, count):
         if number < here:
             wait = waits[wait_starts[task] + number]
-            end = times[END, offset + wait]
+            instance = offset + wait
         else:
             wait = previous_waits[previous_starts[task] + number - here]
-            end = times[END, offset - len(tasks) + wait]
-        if end == PENDING:
+            instance = offset - num_tasks + wait
+        if state[instance] != ENDED:
             streams[stream].waited = number
             streams[stream].waits_done = latest
-            streams[stream].next_kept = tasks[wait].kept
-            tasks[wait].kept = stream
+            streams[stream].next_kept = np.int64(kept_by[wait]) + PENDING
+            kept_by[wait] = stream - PENDING
             return False
-        latest = max(latest, end)
+        latest = max(latest, times[instance, END])
     streams[stream].waits_done = latest
     return True
 
@@ -242,92 +257,114 @@ def _has_waited(
 def _begin(
     tasks: Records,
     times: Ints,
+    state: States,
     todo: Ints,
     task: int,
     offset: int,
     ready: int,
+    durations: Ints,
+    launch_ns: Ints,
+    host_ns: Ints,
     groups: Records,
     members: Ints,
 ) -> None:
     """Let a task, whose stream and waits are ready, run or join; when it ends may depend on others."""
-    kind, duration, dispatch = tasks[task].kind, tasks[task].duration, times[DISPATCH, offset + task]
-    times[READY, offset + task] = ready
+    kind, instance = tasks[task].kind, offset + task
+    dispatch = times[instance, DISPATCH]
+    times[instance, READY] = ready
+    state[instance] = ENDED
     if kind == COMPUTE:
-        start = compute_start_ns(ready, first_launch_ns(dispatch - tasks[task].host, tasks[task].launch))
-        times[START, offset + task] = start
-        times[END, offset + task] = compute_end_ns(start, duration, dispatch)
+        start = compute_start_ns(ready, first_launch_ns(dispatch - host_ns[task], launch_ns[task]))
+        times[instance, START] = start
+        times[instance, END] = compute_end_ns(start, durations[task], dispatch)
     elif kind == HOST_COPY:
         start = host_copy_start_ns(ready, dispatch)
-        times[START, offset + task] = start
-        times[END, offset + task] = wire_end_ns(start, duration)
+        times[instance, START] = start
+        times[instance, END] = wire_end_ns(start, durations[task])
     else:
-        times[READY, offset + task] = joined_ns(ready, dispatch)
+        times[instance, READY] = joined_ns(ready, dispatch)
+        state[instance] = JOINED
         if kind == COLLECTIVE:
-            _join_collective(tasks, times, todo, task, offset, groups, members)
+            _join_collective(tasks, times, state, todo, task, offset, durations, groups, members)
         else:
-            _join_transfer(tasks, times, todo, task, offset)
+            _join_transfer(tasks, times, state, todo, task, offset, durations)
 
 
 @bare
-def _join_transfer(tasks: Records, times: Ints, todo: Ints, task: int, offset: int) -> None:
+def _join_transfer(
+    tasks: Records, times: Ints, state: States, todo: Ints, task: int, offset: int, durations: Ints
+) -> None:
     """Join; who knows of both ends says when they end: [Note: eager send], [Note: rendezvous send]."""
-    kind, peer = tasks[task].kind, tasks[task].other
+    kind, peer = tasks[task].kind, np.int64(tasks[task].other)
     if kind == EAGER_SEND:
-        times[START, offset + task] = times[READY, offset + task]
-        times[END, offset + task] = wire_end_ns(times[READY, offset + task], tasks[task].duration)
-    if times[READY, offset + peer] == PENDING:
+        times[offset + task, START] = times[offset + task, READY]
+        times[offset + task, END] = wire_end_ns(times[offset + task, READY], durations[task])
+        state[offset + task] = ENDED
+    if state[offset + peer] == 0:
         return
     sends = kind in (EAGER_SEND, SEND)
     send, recv = (task, peer) if sends else (peer, task)
-    sent, posted = times[READY, offset + send], times[READY, offset + recv]
+    sent, posted = times[offset + send, READY], times[offset + recv, READY]
     if kind in (EAGER_SEND, EAGER_RECV):
-        times[START, offset + recv] = eager_recv_start_ns(sent, posted)
-        times[END, offset + recv] = eager_recv_end_ns(sent, posted, tasks[send].duration)
+        times[offset + recv, START] = eager_recv_start_ns(sent, posted)
+        times[offset + recv, END] = eager_recv_end_ns(sent, posted, durations[send])
+        state[offset + recv] = ENDED
     else:
         start = rendezvous_start_ns(sent, posted)
         for end in (send, recv):
-            times[START, offset + end] = start
-            times[END, offset + end] = wire_end_ns(start, tasks[send].duration)
+            times[offset + end, START] = start
+            times[offset + end, END] = wire_end_ns(start, durations[send])
+            state[offset + end] = ENDED
     if kind != EAGER_RECV:
         _take_up(todo, tasks[peer].stream)
 
 
 @bare
 def _join_collective(
-    tasks: Records, times: Ints, todo: Ints, task: int, offset: int, groups: Records, members: Ints
+    tasks: Records,
+    times: Ints,
+    state: States,
+    todo: Ints,
+    task: int,
+    offset: int,
+    durations: Ints,
+    groups: Records,
+    members: Ints,
 ) -> None:
     """Join; the last member says when all of them end: [Note: additive skew]."""
     number = tasks[task].other
     first, last = groups[number].first, groups[number].last
-    latest = collective_start_ns(groups[number].latest, times[READY, offset + task])
+    latest = collective_start_ns(groups[number].latest, times[offset + task, READY])
     groups[number].latest = latest
     groups[number].arrivals += 1
     if groups[number].arrivals < last - first:
         return
     groups[number].arrivals = 0
     groups[number].latest = 0
-    end = wire_end_ns(latest, tasks[members[first]].duration)
+    end = wire_end_ns(latest, durations[members[first]])
     for index in range(first, last):
         member = members[index]
-        times[START, offset + member] = latest
-        times[END, offset + member] = end
+        times[offset + member, START] = latest
+        times[offset + member, END] = end
+        state[offset + member] = ENDED
         if member != task:
             _take_up(todo, tasks[member].stream)
 
 
 @bare
-def _go_on(tasks: Records, times: Ints, streams: Records, todo: Ints, stream: int) -> None:
+def _go_on(tasks: Records, times: Ints, streams: Records, kept_by: Keepers, todo: Ints, stream: int) -> None:
     """Make the next task of a stream its head, and take up the streams that waited for the present one."""
     task, offset = streams[stream].task, streams[stream].offset
-    streams[stream].free = times[END, offset + task]
+    streams[stream].free = times[offset + task, END]
     streams[stream].waited = 0
     streams[stream].waits_done = 0
     streams[stream].task = tasks[task].following
     if tasks[task].following == PENDING:
         streams[stream].task = streams[stream].first
         streams[stream].offset = offset + len(tasks)
-    waiting = np.int64(tasks[task].kept)
-    tasks[task].kept = PENDING
+    waiting = np.int64(kept_by[task]) + PENDING
+    if waiting != PENDING:
+        kept_by[task] = 0
     while waiting != PENDING:
         _take_up(todo, waiting)
         waiting = streams[waiting].next_kept
@@ -344,29 +381,28 @@ def _take_up_launched(streams: Records, hosts: Records, device: int, todo: Ints)
 
 @bare
 def _run_steps(
-    first_step: int,
     last_step: int,
     durations: Ints,
     tasks: Records,
     times: Ints,
+    state: States,
     streams: Records,
     hosts: Records,
     groups: Records,
     members: Ints,
-    todo: Ints,
+    launch_ns: Ints,
+    host_ns: Ints,
     host_starts: Ints,
     host_waits: Ints,
     wait_starts: Ints,
     waits: Ints,
     previous_starts: Ints,
     previous_waits: Ints,
+    kept_by: Keepers,
+    todo: Ints,
 ) -> int:
-    """Run `first_step` to `last_step` as far as possible; see [Note: streams as a worklist]."""
-    for step in range(first_step, last_step + 1):
-        forget_step(tasks, times, durations, step)
+    """Run to the end of `last_step` as far as possible; see [Note: streams as a worklist]."""
     last_offset = last_step * len(tasks)
-    for device in range(len(hosts)):
-        launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
     todo[-1] = 0
     for stream in range(len(streams)):
         streams[stream].unlaunched = 0
@@ -378,23 +414,29 @@ def _run_steps(
         stream = todo[todo[-1]]
         while streams[stream].offset <= last_offset:
             task, offset = streams[stream].task, streams[stream].offset
-            if times[READY, offset + task] == PENDING:
-                if times[DISPATCH, offset + task] == PENDING:
-                    streams[stream].unlaunched = 1
+            if state[offset + task] == 0:
+                if not is_launched(
+                    times, state, streams, hosts, stream, len(tasks), last_offset, host_ns, host_starts,
+                    host_waits,
+                ):  # fmt: skip
                     break
                 if not _has_waited(
-                    tasks, times, streams, stream, wait_starts, waits, previous_starts, previous_waits
-                ):
+                    times, state, streams, kept_by, stream, len(tasks), wait_starts, waits, previous_starts,
+                    previous_waits,
+                ):  # fmt: skip
                     break
                 ready = ready_ns(streams[stream].free, streams[stream].waits_done)
-                _begin(tasks, times, todo, task, offset, ready, groups, members)
-            if times[END, offset + task] == PENDING:
+                _begin(
+                    tasks, times, state, todo, task, offset, ready, durations, launch_ns, host_ns, groups,
+                    members,
+                )  # fmt: skip
+            if state[offset + task] != ENDED:
                 break
-            _go_on(tasks, times, streams, todo, stream)
+            _go_on(tasks, times, streams, kept_by, todo, stream)
             finished += 1
             device = streams[stream].device
             if hosts[device].awaited == offset + task:
-                launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
+                hosts[device].awaited = PENDING
                 _take_up_launched(streams, hosts, device, todo)
     return finished
 
@@ -406,9 +448,9 @@ def _compiled(rules_text: str) -> tuple[Any, Any]:
         len(rules_text)
         _lay_out(*arrays)
 
-    def run_steps(first_step: int, last_step: int, *arrays: npt.NDArray[Any]) -> int:
+    def run_steps(last_step: int, *arrays: npt.NDArray[Any]) -> int:
         len(rules_text)
-        ended: int = _run_steps(first_step, last_step, *arrays)
+        ended: int = _run_steps(last_step, *arrays)
         return ended
 
     return kept(lay_out), kept(run_steps)

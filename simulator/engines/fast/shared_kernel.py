@@ -43,15 +43,18 @@ from simulator.engines.fast.kernel import (
     EAGER_RECV,
     EAGER_SEND,
     END,
+    ENDED,
     HOST_COPY,
+    JOINED,
     PENDING,
     READY,
     SEND,
     START,
     Ints,
+    Keepers,
     Records,
-    forget_step,
-    launch,
+    States,
+    is_launched,
 )
 from simulator.engines.fast.shared_layout import (
     COMPUTING,
@@ -161,16 +164,17 @@ def _unsettle_device(devices: Records, unsettled_devices: Ints, device: int) -> 
 
 @bare
 def _finish(
-    tasks: Records, times: Ints, streams: Records, devices: Records, todo: Ints, unsettled_devices: Ints,
-    ended: Ints, remaining: Ints, instance: int, now: int,
+    tasks: Records, holds: Records, times: Ints, state: States, streams: Records, devices: Records,
+    todo: Ints, unsettled_devices: Ints, ended: Ints, remaining: Ints, instance: int, now: int,
 ) -> None:  # fmt: skip
     """Let a task end now: its stream, and those that waited for it, go on."""
     task = instance % len(tasks)
     stream = np.int64(tasks[task].stream)
-    times[END, instance] = now
+    times[instance, END] = now
+    state[instance] = ENDED
     remaining[instance // len(tasks)] -= 1
-    if tasks[task].processors:
-        devices[streams[stream].device].held -= tasks[task].processors
+    if holds[task].processors:
+        devices[streams[stream].device].held -= holds[task].processors
         _unsettle_device(devices, unsettled_devices, streams[stream].device)
     streams[stream].free = now
     streams[stream].waited = 0
@@ -185,21 +189,21 @@ def _finish(
 
 @bare
 def _after_ends(
-    tasks: Records, times: Ints, streams: Records, hosts: Records, kept: Ints, todo: Ints, ended: Ints,
-    last_offset: int, host_starts: Ints, host_waits: Ints,
+    tasks: Records, streams: Records, hosts: Records, kept_by: Keepers, todo: Ints, ended: Ints,
 ) -> None:  # fmt: skip
     """Take up the streams that waited for tasks that have just ended, or for a host that did."""
     while ended[-1] > 0:
         ended[-1] -= 1
         instance = ended[ended[-1]]
         device = streams[tasks[instance % len(tasks)].stream].device
-        waiting = kept[instance]
-        kept[instance] = PENDING
+        waiting = np.int64(kept_by[instance]) + PENDING
+        if waiting != PENDING:
+            kept_by[instance] = 0
         while waiting != PENDING:
             _push(todo, waiting)
             waiting = streams[waiting].next_kept
         if hosts[device].awaited == instance:
-            launch(tasks, times, hosts, device, last_offset, host_starts, host_waits)
+            hosts[device].awaited = PENDING
             for stream in range(hosts[device].first_stream, hosts[device].last_stream):
                 if streams[stream].unlaunched:
                     streams[stream].unlaunched = 0
@@ -208,8 +212,8 @@ def _after_ends(
 
 @bare
 def _has_waited(
-    times: Ints, streams: Records, kept: Ints, stream: int, num_tasks: int, wait_starts: Ints, waits: Ints,
-    previous_starts: Ints, previous_waits: Ints,
+    times: Ints, state: States, streams: Records, kept_by: Keepers, stream: int, num_tasks: int,
+    wait_starts: Ints, waits: Ints, previous_starts: Ints, previous_waits: Ints,
 ) -> bool:  # fmt: skip
     """Go on with the waits of the head of a stream; at one that is not done, leave the stream with it."""
     task, offset = streams[stream].task, streams[stream].offset
@@ -223,23 +227,24 @@ def _has_waited(
             wait = offset + waits[wait_starts[task] + number]
         else:
             wait = offset - num_tasks + previous_waits[previous_starts[task] + number - here]
-        if times[END, wait] == PENDING:
+        if state[wait] != ENDED:
             streams[stream].waited = number
             streams[stream].waits_done = latest
-            streams[stream].next_kept = kept[wait]
-            kept[wait] = stream
+            streams[stream].next_kept = np.int64(kept_by[wait]) + PENDING
+            kept_by[wait] = stream - PENDING
             return False
-        latest = max(latest, times[END, wait])
+        latest = max(latest, times[wait, END])
     streams[stream].waits_done = latest
     return True
 
 
 @bare
 def _end_communication(
-    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, demands: Records,
-    links: Records, link_numbers: Ints, uses: Floats, link_places: Ints, link_now: Floats,
-    device_numbers: Ints, device_places: Ints, device_now: Floats, groups: Records, members: Ints, todo: Ints,
-    ended: Ints, remaining: Ints, unsettled_links: Ints, unsettled_devices: Ints, slot: int, now: int,
+    tasks: Records, holds: Records, times: Ints, state: States, streams: Records, slots: Records,
+    devices: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats,
+    link_places: Ints, link_now: Floats, device_numbers: Ints, device_places: Ints, device_now: Floats,
+    groups: Records, members: Ints, todo: Ints, ended: Ints, remaining: Ints, unsettled_links: Ints,
+    unsettled_devices: Ints, slot: int, now: int,
 ) -> None:  # fmt: skip
     """Let the flow of a slot end now, on all its members."""
     instance = slots[slot].task
@@ -256,16 +261,18 @@ def _end_communication(
     if kind == COLLECTIVE:
         group = tasks[task].other
         for index in range(groups[group].first, groups[group].last):
-            _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining,
+            _finish(tasks, holds, times, state, streams, devices, todo, unsettled_devices, ended, remaining,
                     offset + members[index], now)  # fmt: skip
         return
-    _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
+    _finish(tasks, holds, times, state, streams, devices, todo, unsettled_devices, ended, remaining, instance,
+            now)  # fmt: skip
     if kind == HOST_COPY:
         return
     peer = np.int64(tasks[task].other)
-    if kind == SEND or times[READY, offset + peer] != PENDING:
-        times[START, offset + peer] = max(times[READY, offset + peer], times[READY, instance])
-        _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, offset + peer, now)
+    if kind == SEND or state[offset + peer] == JOINED:
+        times[offset + peer, START] = max(times[offset + peer, READY], times[instance, READY])
+        _finish(tasks, holds, times, state, streams, devices, todo, unsettled_devices, ended, remaining,
+                offset + peer, now)  # fmt: skip
 
 
 @bare
@@ -299,15 +306,16 @@ def _enter_links(
 
 @bare
 def _begin_communication(
-    tasks: Records, slots: Records, demands: Records, durations: Ints, heap: Ints, instance: int, now: int,
+    tasks: Records, holds: Records, slots: Records, demands: Records, durations: Ints, heap: Ints,
+    instance: int, now: int,
 ) -> int:  # fmt: skip
     """Put a flow in the slot of who drives it; return the slot if it has no latency, or PENDING."""
     task, step = instance % len(tasks), instance // len(tasks)
     slot: int = tasks[task].stream
     duration = durations[min(step, len(durations) - 1), task]
     slots[slot].task = instance
-    slots[slot].kind = tasks[task].row
-    latency = latency_ns(demands[tasks[task].row].latency, duration)
+    slots[slot].kind = holds[task].row
+    latency = latency_ns(demands[holds[task].row].latency, duration)
     slots[slot].left = float(duration - latency)
     slots[slot].state = LATENCY
     if latency == 0:
@@ -496,36 +504,38 @@ def _settle_device(
 
 @bare
 def _head_is_due(
-    tasks: Records, times: Ints, streams: Records, slots: Records, kept: Ints, heap: Ints, stream: int,
-    now: int,
-    last_offset: int, wait_starts: Ints, waits: Ints, previous_starts: Ints, previous_waits: Ints,
+    tasks: Records, times: Ints, state: States, streams: Records, hosts: Records, slots: Records,
+    kept_by: Keepers, heap: Ints, stream: int, now: int, last_offset: int, launch_ns: Ints, host_ns: Ints,
+    host_starts: Ints, host_waits: Ints, wait_starts: Ints, waits: Ints, previous_starts: Ints,
+    previous_waits: Ints,
 ) -> bool:  # fmt: skip
     """Tell whether the head of a stream starts or joins now; if it is known when, time it."""
     task, offset = streams[stream].task, streams[stream].offset
     instance = offset + task
     if offset > last_offset:
         return False
-    dispatch = times[DISPATCH, instance]
-    if dispatch == PENDING:
-        streams[stream].unlaunched = 1
-        return False
-    if not _has_waited(
-        times, streams, kept, stream, len(tasks), wait_starts, waits, previous_starts, previous_waits
+    if not is_launched(
+        times, state, streams, hosts, stream, len(tasks), last_offset, host_ns, host_starts, host_waits
     ):
         return False
+    if not _has_waited(
+        times, state, streams, kept_by, stream, len(tasks), wait_starts, waits, previous_starts,
+        previous_waits,
+    ):  # fmt: skip
+        return False
+    dispatch = times[instance, DISPATCH]
     ready = ready_ns(streams[stream].free, streams[stream].waits_done)
-    times[READY, instance] = ready
+    times[instance, READY] = ready
     slots[stream].state = STARTING
     slots[stream].task = instance
     if tasks[task].kind == COMPUTE:
-        first = first_launch_ns(dispatch - tasks[task].host, tasks[task].launch)
+        first = first_launch_ns(dispatch - host_ns[task], launch_ns[task])
         due = compute_start_ns(ready, first)
     elif tasks[task].kind == HOST_COPY:
         due = host_copy_start_ns(ready, dispatch)
     else:
         due = joined_ns(ready, dispatch)
         slots[stream].state = JOINING
-        times[READY, instance] = PENDING
     if due > now:
         _time(heap, slots, stream, due)
     return due <= now
@@ -533,14 +543,14 @@ def _head_is_due(
 
 @bare
 def _start_computing(
-    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, unsettled_devices: Ints,
-    durations: Ints, stream: int, now: int,
+    tasks: Records, holds: Records, times: Ints, streams: Records, slots: Records, devices: Records,
+    unsettled_devices: Ints, durations: Ints, stream: int, now: int,
 ) -> None:  # fmt: skip
     """Let a computation run; the speed is known when this ns settles."""
     instance = slots[stream].task
     task, step = instance % len(tasks), instance // len(tasks)
-    times[START, instance] = now
-    slots[stream].kind = tasks[task].row
+    times[instance, START] = now
+    slots[stream].kind = holds[task].row
     slots[stream].left = float(durations[min(step, len(durations) - 1), task])
     slots[stream].since = now
     slots[stream].speed = 0.0
@@ -551,17 +561,18 @@ def _start_computing(
 
 @bare
 def _join(
-    tasks: Records, times: Ints, streams: Records, slots: Records, devices: Records, groups: Records,
-    members: Ints, unsettled_devices: Ints, stream: int, now: int,
+    tasks: Records, holds: Records, times: Ints, state: States, streams: Records, slots: Records,
+    devices: Records, groups: Records, members: Ints, unsettled_devices: Ints, stream: int, now: int,
 ) -> int:  # fmt: skip
     """Take part in a communication; return the instance that drives it, if it begins now, or PENDING."""
     instance = slots[stream].task
     task = instance % len(tasks)
     offset, kind = instance - task, tasks[task].kind
-    times[READY, instance] = now
+    times[instance, READY] = now
+    state[instance] = JOINED
     slots[stream].state = IDLE
-    if tasks[task].processors:
-        devices[streams[stream].device].held += tasks[task].processors
+    if holds[task].processors:
+        devices[streams[stream].device].held += holds[task].processors
         _unsettle_device(devices, unsettled_devices, streams[stream].device)
     if kind == COLLECTIVE:
         group = tasks[task].other
@@ -570,16 +581,16 @@ def _join(
             return PENDING
         groups[group].arrivals = 0
         for index in range(groups[group].first, groups[group].last):
-            times[START, offset + members[index]] = now
+            times[offset + members[index], START] = now
         return offset + members[groups[group].first]
     if kind == EAGER_SEND:
-        times[START, instance] = now
+        times[instance, START] = now
         return instance
     peer = offset + tasks[task].other
-    if kind == EAGER_RECV or times[READY, peer] == PENDING:
+    if kind == EAGER_RECV or state[peer] == 0:
         return PENDING
-    times[START, instance] = now
-    times[START, peer] = now
+    times[instance, START] = now
+    times[peer, START] = now
     return instance if kind == SEND else peer
 
 
@@ -591,16 +602,20 @@ def _run_until(
     durations: Ints,
     tasks: Records,
     times: Ints,
+    state: States,
     streams: Records,
     hosts: Records,
     groups: Records,
     members: Ints,
+    launch_ns: Ints,
+    host_ns: Ints,
     host_starts: Ints,
     host_waits: Ints,
     wait_starts: Ints,
     waits: Ints,
     previous_starts: Ints,
     previous_waits: Ints,
+    holds: Records,
     slots: Records,
     devices: Records,
     demands: Records,
@@ -615,7 +630,7 @@ def _run_until(
     device_slots: Ints,
     device_now: Floats,
     priority: Ints,
-    kept: Ints,
+    kept_by: Keepers,
     remaining: Ints,
     heap: Ints,
     todo: Ints,
@@ -639,7 +654,9 @@ def _run_until(
     last_offset = last_step * len(tasks)
     now = np.int64(0)
     if until_step == 0:
-        _begin(tasks, times, streams, hosts, todo, last_step, durations, host_starts, host_waits)
+        for stream in range(len(streams)):
+            if streams[stream].task != PENDING:
+                _push(todo, stream)
     while remaining[until_step] > 0:
         if todo[-1] == 0:
             if heap[-1] == 0:
@@ -650,21 +667,21 @@ def _run_until(
                 todo[-1] -= 1
                 stream = todo[todo[-1]]
                 if not _head_is_due(
-                    tasks, times, streams, slots, kept, heap, stream, now, last_offset, wait_starts, waits,
-                    previous_starts, previous_waits,
+                    tasks, times, state, streams, hosts, slots, kept_by, heap, stream, now, last_offset,
+                    launch_ns, host_ns, host_starts, host_waits, wait_starts, waits, previous_starts,
+                    previous_waits,
                 ):  # fmt: skip
                     continue
             else:
                 stream = _take_first(heap, slots)
             _act(
-                tasks, times, streams, groups, members, slots, devices, demands, links, link_numbers, uses,
-                link_places, link_now, device_numbers, device_places, device_now, durations, remaining, heap,
-                todo, ended, fresh, unsettled_links, unsettled_devices, stream, now,
+                tasks, holds, times, state, streams, groups, members, slots, devices, demands, links,
+                link_numbers, uses, link_places, link_now, device_numbers, device_places, device_now,
+                durations, remaining, heap, todo, ended, fresh, unsettled_links, unsettled_devices, stream,
+                now,
             )  # fmt: skip
             if ended[-1] > 0:
-                _after_ends(
-                    tasks, times, streams, hosts, kept, todo, ended, last_offset, host_starts, host_waits
-                )
+                _after_ends(tasks, streams, hosts, kept_by, todo, ended)
         if unsettled_links[-1] > 0 or fresh[-1] > 0:
             _settle_links(
                 slots, demands, links, link_numbers, uses, link_slots, link_now, heap, fresh, flows,
@@ -683,63 +700,53 @@ def _run_until(
 
 
 @bare
-def _begin(
-    tasks: Records, times: Ints, streams: Records, hosts: Records, todo: Ints, last_step: int,
-    durations: Ints,
-    host_starts: Ints, host_waits: Ints,
-) -> None:  # fmt: skip
-    """Launch what can be launched, and take up every stream."""
-    for step in range(last_step + 1):
-        forget_step(tasks, times, durations[0], step)
-    for device in range(len(hosts)):
-        launch(tasks, times, hosts, device, last_step * len(tasks), host_starts, host_waits)
-    for stream in range(len(streams)):
-        if streams[stream].task != PENDING:
-            _push(todo, stream)
-
-
-@bare
 def _act(
-    tasks: Records, times: Ints, streams: Records, groups: Records, members: Ints, slots: Records,
-    devices: Records, demands: Records, links: Records, link_numbers: Ints, uses: Floats, link_places: Ints,
-    link_now: Floats, device_numbers: Ints, device_places: Ints, device_now: Floats, durations: Ints,
-    remaining: Ints, heap: Ints, todo: Ints, ended: Ints, fresh: Ints, unsettled_links: Ints,
-    unsettled_devices: Ints, stream: int, now: int,
+    tasks: Records, holds: Records, times: Ints, state: States, streams: Records, groups: Records,
+    members: Ints, slots: Records, devices: Records, demands: Records, links: Records, link_numbers: Ints,
+    uses: Floats, link_places: Ints, link_now: Floats, device_numbers: Ints, device_places: Ints,
+    device_now: Floats, durations: Ints, remaining: Ints, heap: Ints, todo: Ints, ended: Ints, fresh: Ints,
+    unsettled_links: Ints, unsettled_devices: Ints, stream: int, now: int,
 ) -> None:  # fmt: skip
     """Let happen now what a slot is due for."""
-    state, instance = slots[stream].state, slots[stream].task
+    stage, instance = slots[stream].state, slots[stream].task
     task = instance % len(tasks)
     driver = PENDING  # who drives a communication that begins now
     on_wire = PENDING  # the slot of a communication whose latency is over
     moved = PENDING  # the slot of a communication that ends now
-    computed = state == LAUNCHING
-    if state == STARTING and tasks[task].kind == COMPUTE:
-        _start_computing(tasks, times, streams, slots, devices, unsettled_devices, durations, stream, now)
-        state = COMPUTING if slots[stream].left == 0.0 else STARTING
-    elif state == STARTING:
-        times[START, instance] = now
+    computed = stage == LAUNCHING
+    if stage == STARTING and tasks[task].kind == COMPUTE:
+        _start_computing(
+            tasks, holds, times, streams, slots, devices, unsettled_devices, durations, stream, now
+        )
+        stage = COMPUTING if slots[stream].left == 0.0 else STARTING
+    elif stage == STARTING:
+        times[instance, START] = now
         driver = instance
-    elif state == JOINING:
-        driver = _join(tasks, times, streams, slots, devices, groups, members, unsettled_devices, stream, now)
-        if tasks[task].kind == EAGER_RECV and times[END, instance - task + tasks[task].other] != PENDING:
-            times[START, instance] = now
+    elif stage == JOINING:
+        driver = _join(
+            tasks, holds, times, state, streams, slots, devices, groups, members, unsettled_devices, stream,
+            now,
+        )  # fmt: skip
+        if tasks[task].kind == EAGER_RECV and state[instance - task + tasks[task].other] == ENDED:
+            times[instance, START] = now
             computed = True
-    elif state == LATENCY:
+    elif stage == LATENCY:
         on_wire = stream
-    elif state == MOVING:
+    elif stage == MOVING:
         moved = stream
-    if state == COMPUTING:
+    if stage == COMPUTING:
         devices[streams[stream].device].computing -= 1
         _unsettle_device(devices, unsettled_devices, streams[stream].device)
-        computed = times[DISPATCH, instance] <= now
+        computed = times[instance, DISPATCH] <= now
         if not computed:
             slots[stream].state = LAUNCHING
-            _time(heap, slots, stream, times[DISPATCH, instance])
+            _time(heap, slots, stream, times[instance, DISPATCH])
     if computed:
         slots[stream].state = IDLE
-        _finish(tasks, times, streams, devices, todo, unsettled_devices, ended, remaining, instance, now)
+        _finish(tasks, holds, times, state, streams, devices, todo, unsettled_devices, ended, remaining,
+                instance, now)  # fmt: skip
     if driver != PENDING:
-        on_wire = _begin_communication(tasks, slots, demands, durations, heap, driver, now)
+        on_wire = _begin_communication(tasks, holds, slots, demands, durations, heap, driver, now)
     if on_wire != PENDING and slots[on_wire].left == 0.0:
         moved = on_wire
     elif on_wire != PENDING:
@@ -749,9 +756,9 @@ def _act(
         )  # fmt: skip
     if moved != PENDING:
         _end_communication(
-            tasks, times, streams, slots, devices, demands, links, link_numbers, uses, link_places, link_now,
-            device_numbers, device_places, device_now, groups, members, todo, ended, remaining,
-            unsettled_links, unsettled_devices, moved, now,
+            tasks, holds, times, state, streams, slots, devices, demands, links, link_numbers, uses,
+            link_places, link_now, device_numbers, device_places, device_now, groups, members, todo, ended,
+            remaining, unsettled_links, unsettled_devices, moved, now,
         )  # fmt: skip
 
 

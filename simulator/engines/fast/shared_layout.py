@@ -9,6 +9,9 @@ IDLE, STARTING, JOINING, LATENCY, MOVING, COMPUTING, LAUNCHING = range(7)
 """What a slot waits for: nothing that is timed; its start; joining; the end of the latency, of the flow, of
 the launches of a task that is done."""
 
+HOLDS = np.dtype([("row", np.int32), ("processors", np.int32)])
+"""Of a task: its kind of flow, and the processors that it holds as a communication."""
+
 SLOT = np.dtype(
     [
         ("due", np.int64),  # when something happens to it next
