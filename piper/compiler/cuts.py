@@ -35,7 +35,14 @@ def _tensor_regions(shares: Shares) -> Iterator[Region]:
 def _expert_regions(shares: Shares) -> Iterator[Region]:
     for first, last in _spans(shares, "ep", iter(shares.expert_of)):
         fact = shares.expert_of[first]
-        yield Region(axis="ep", first=first, last=last, degree=fact.degree, tensor_degree=fact.tensor_degree)
+        yield Region(
+            axis="ep",
+            first=first,
+            last=last,
+            degree=fact.degree,
+            tensor_degree=fact.tensor_degree,
+            capacity=fact.capacity,
+        )
 
 
 def _context_regions(shares: Shares) -> Iterator[Region]:

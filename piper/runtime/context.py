@@ -96,8 +96,11 @@ class RankContext:
         home = self.program.segments[self.micro_batch(microbatch)][value[0]].outputs[value[1]].shape
         behind = len(value) > 2 and value[2] != NONE  # noqa: PLR2004
         for border in borders.prefix((value[0], value[1]), value[2]) if behind else ():
-            size = self.micro_batch(microbatch)
-            home = turned(home, whole, borders.all[border], plan=self.plan, micro_batch=size)
+            size, side = self.micro_batch(microbatch), borders.all[border]
+            if borders.is_ends(border, value):
+                home = (home[0] // side.region.degree,)
+            else:
+                home = turned(home, whole, side, plan=self.plan, micro_batch=size)
         return home
 
     def group(self, task: Task) -> tuple[dist.ProcessGroup | None, int]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from piper.errors import JobError
-from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, StateDtypes, TaskKind
+from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, Region, StateDtypes, TaskKind
 
 _RUN = frozenset(
     {
@@ -24,6 +24,7 @@ _RUN = frozenset(
         TaskKind.ALL_REDUCE,
         TaskKind.REDUCE_SCATTER,
         TaskKind.ALL_GATHER,
+        TaskKind.ALL_TO_ALL,
         TaskKind.NORM,
         TaskKind.UPDATE,
     }
@@ -69,8 +70,9 @@ def _check_cuts(plan: Plan) -> None:
                 what = f"{cut.name} of {whole[cut.name][dim]} rows or columns over {axis}={parts}"
                 raise _refused(what, f"use a divisor of {whole[cut.name][dim]} as {axis}")
     for region in plan.cuts.regions:
-        if region.axis != "tp":
+        if region.axis == "cp":
             raise _refused(f"{region.axis}={region.degree}", f"run with {region.axis}=1")
+        _check_experts(plan, region)
     for axis in ("tp", "ep", "cp"):
         regions = sorted((r.first, r.last) for r in plan.cuts.regions if r.axis == axis)
         for (_, last), (first, _) in pairwise(regions):
@@ -79,6 +81,30 @@ def _check_cuts(plan: Plan) -> None:
                     f"regions of {axis} side by side at segment {first}",
                     "annotate what lies between them, or one scope around both",
                 )
+
+
+def _check_experts(plan: Plan, region: Region) -> None:
+    """Refuse what the exchange of rows cannot do: it moves rows that are sorted by expert, all of them."""
+    if region.axis != "ep":
+        return
+    if region.tensor_degree > 1:
+        raise _refused(f"etp={region.tensor_degree}", "leave etp out: each expert then is on one rank")
+    if region.capacity is not None:
+        raise _refused(f"capacity={region.capacity}", "leave capacity out: all tokens reach their experts")
+    others = {r.degree for r in plan.cuts.regions if r.axis == "ep"} - {region.degree}
+    if others:
+        raise _refused(f"experts over {region.degree} and over {others.pop()} ranks", "use one degree of ep")
+    inside = range(region.first, region.last + 1)
+    taken = {value for i in inside for value in plan.segments[i].inputs if value[0] not in inside}
+    specs = [plan.segments[value[0]].outputs[value[1]] for value in taken if value[0] >= 0]
+    ends = [spec for spec in specs if spec.batch_dim is None and len(spec.shape) == 1]
+    rows = {spec.shape[0] for spec in specs if spec.batch_dim is not None}
+    if len(ends) != 1 or len(specs) != len(taken) or len(rows) != 1:
+        raise _refused(
+            f"experts of segment {region.first} without rows sorted by expert",
+            "give the annotated experts rows [tokens x top_k, hidden] sorted by expert, and the end of each "
+            "expert's rows, [experts]",
+        )
 
 
 def _check_kinds(device: DevicePlan) -> None:
@@ -111,9 +137,10 @@ def _check_buckets(plan: Plan, device: DevicePlan) -> None:
     for bucket in device.buckets:
         if bucket.zero > _MOST_ZERO:
             raise _refused(f"ZeRO-{bucket.zero}", "use zero=0 or zero=1")
-        if bucket.kind not in {"dense", "sequence", "tied"}:
+        if bucket.kind not in {"dense", "sequence", "expert", "tied"}:
             raise _refused(f"{bucket.kind} buckets", "leave shard out")
-        if bucket.shard_count not in {1, plan.mesh.size("dp")}:
+        members = 1 if bucket.group == NONE else plan.groups[bucket.group].size
+        if bucket.shard_count not in {1, members}:
             raise _refused(f"shards over {bucket.shard_count} of the replicas", "leave hsdp out")
 
 

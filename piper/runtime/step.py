@@ -93,6 +93,20 @@ class _Passing(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How the rows of one microbatch travel to their experts.
+
+    Args:
+        sent, received: rows to and from each rank of the group.
+        by_expert: order in which experts take what was received, [received rows].
+    """
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    by_expert: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGraph:
     """An island between its forward and its B.
 
@@ -124,6 +138,7 @@ class StepState:
         grad_norm, clip_factor: after the norm's all-reduce.
         evidence: bucket -> shard gradient before clipping, kept for verification.
         rows: microbatch -> segment -> its softmax over cut features.
+        routings: (microbatch, first segment of a region of experts) -> how its rows travelled.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         stopped: a stream of this rank failed.
     """
@@ -143,6 +158,7 @@ class StepState:
     clip_factor: float = 1.0
     evidence: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, dict[int, CutRows]] = field(default_factory=dict)
+    routings: dict[tuple[int, int], Routing] = field(default_factory=dict)
     gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     stopped: bool = False
     _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)

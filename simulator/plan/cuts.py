@@ -15,6 +15,7 @@ class Region:
         first, last: its segments.
         degree: over how many ranks it is cut.
         tensor_degree: "ep": ranks that share each expert.
+        capacity: "ep": most tokens of an expert / mean, or None: no token is dropped.
         method: "cp": "ring" (keys and values go round, nothing turns at the border) or "all_to_all" (tokens
             are exchanged for heads); else "".
     """
@@ -25,6 +26,7 @@ class Region:
     degree: int
     tensor_degree: int = 1
     method: str = ""
+    capacity: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from torch import Tensor
 from cost_models.errors import check_invariant
 from piper.runtime.borders import Role, Value, pass_of
 from piper.runtime.context import RankContext
+from piper.runtime.dtypes import DTYPES
+from piper.runtime.handlers import routing
 from piper.runtime.handlers.compute import finite
 from piper.runtime.local_shapes import token_dim
 from piper.runtime.step import StepState
@@ -34,24 +36,70 @@ def exchange(context: RankContext, step: StepState, task: Task) -> None:
         case Role.CROSS if pass_of(task) is TaskKind.B:
             _turn_gradients(context, step, task)
         case Role.CROSS:
-            for value, before, behind in context.routes.turned(task):
-                tensor = _turned(context, task, step.read(task.microbatch, before), value=value)
-                step.put(task.microbatch, behind, tensor)
+            _turn_tensors(context, step, task)
         case Role.RING:
             check_invariant(False, "a ring shift")
 
 
+def _turn_tensors(context: RankContext, step: StepState, task: Task) -> None:
+    border = context.routes.borders.all[context.routes.exchange(task).border]
+    named = context.routes.turned(task)
+    tensors = {value: step.read(task.microbatch, before) for value, before, _ in named}
+    if border.region.axis == "ep" and border.enters:
+        tensors = _routed(context, step, task, tensors=tensors)
+    else:
+        tensors = {v: _crossed(context, step, task, value=v, tensor=tensor) for v, tensor in tensors.items()}
+    for value, _, behind in named:
+        step.put(task.microbatch, behind, tensors[value])
+
+
+def _routed(
+    context: RankContext, step: StepState, task: Task, *, tensors: dict[Value, Tensor]
+) -> dict[Value, Tensor]:
+    """Return rows and their ends as the experts of this rank take them."""
+    number = context.routes.exchange(task).border
+    borders = context.routes.borders
+    (name,) = (value for value in tensors if borders.is_ends(number, value))
+    ways, ends = routing.routing(context, task, tensors[name])
+    step.routings[task.microbatch, borders.all[number].region.first] = ways
+    return {
+        value: ends if value == name else routing.to_experts(context, task, tensor, ways=ways)
+        for value, tensor in tensors.items()
+    }
+
+
 def _turn_gradients(context: RankContext, step: StepState, task: Task) -> None:
-    found = context.routes.exchange(task)
-    crossing = context.routes.borders.crossing(found.border, phase=TaskKind.B)
-    for value, (before, takers) in crossing.items():
-        behind = (value[0], value[1], found.border, 0)
+    number = context.routes.exchange(task).border
+    for value, (before, takers) in context.routes.borders.crossing(number, phase=TaskKind.B).items():
+        behind = (value[0], value[1], number, 0)
         gradient = step.take_gradient(task.microbatch, behind)
         if gradient is None:
-            gradient = torch.zeros(context.shape(behind, task.microbatch))
+            gradient = _no_gradient(context, step, task, name=behind)
         first = min(takers)
         order = (context.plan.segments[first].stage, first)
-        step.add_gradient(task.microbatch, before, (order, _turned(context, task, gradient, value=value)))
+        turned = _crossed(context, step, task, value=value, tensor=gradient)
+        step.add_gradient(task.microbatch, before, (order, turned))
+
+
+def _no_gradient(context: RankContext, step: StepState, task: Task, *, name: Value) -> Tensor:
+    """Return zeros for a tensor that had no influence; others take part in the exchange all the same."""
+    border = context.routes.borders.all[name[2]]
+    shape = context.shape(name, task.microbatch)
+    if border.region.axis == "ep" and border.enters:
+        received = routing.known_routing(step, task, border.region).received
+        shape = (sum(received), *shape[1:])
+    return torch.zeros(shape, dtype=DTYPES[context.plan.segments[name[0]].outputs[name[1]].dtype])
+
+
+def _crossed(context: RankContext, step: StepState, task: Task, *, value: Value, tensor: Tensor) -> Tensor:
+    """Return a tensor, or the gradient of one, on the other side of a border."""
+    border = context.routes.borders.all[context.routes.exchange(task).border]
+    if border.region.axis == "tp":
+        return _turned(context, task, tensor, value=value)
+    inwards = border.enters is (pass_of(task) is not TaskKind.B)
+    ways = routing.known_routing(step, task, border.region)
+    carry = routing.to_experts if inwards else routing.from_experts
+    return carry(context, task, tensor, ways=ways)
 
 
 def _turned(context: RankContext, task: Task, tensor: Tensor, *, value: Value) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +35,34 @@ def test_a_pipeline_with_replicas_is_runnable() -> None:
     require_runnable(plan())
 
 
-@pytest.mark.parametrize("axis", ["ep", "cp"])
-def test_a_cut_axis_is_refused(axis: str) -> None:
-    cuts = Cuts(regions=(Region(axis=axis, first=1, last=1, degree=2),))
-    with pytest.raises(JobError, match=f"(?s){axis}=2.*run with {axis}=1"):
-        require_runnable(replace(plan(), cuts=cuts))
+def with_regions(*regions: Region) -> Plan:
+    return replace(plan(), cuts=Cuts(regions=regions))
+
+
+def test_cut_sequences_are_refused() -> None:
+    with pytest.raises(JobError, match=r"(?s)cp=2.*run with cp=1"):
+        require_runnable(with_regions(Region(axis="cp", first=1, last=1, degree=2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"tensor_degree": 2}, "etp=2"),
+        ({"capacity": 1.5}, "capacity=1.5"),
+        ({}, "without rows sorted by expert"),
+    ],
+)
+def test_experts_that_the_exchange_of_rows_cannot_serve_are_refused(
+    options: dict[str, Any], value: str
+) -> None:
+    with pytest.raises(JobError, match=value):
+        require_runnable(with_regions(Region(axis="ep", first=1, last=1, degree=2, **options)))
+
+
+def test_experts_over_several_degrees_are_refused() -> None:
+    regions = [Region(axis="ep", first=i, last=i, degree=i + 1) for i in (1, 3)]
+    with pytest.raises(JobError, match="experts over 2 and over 4 ranks"):
+        require_runnable(with_regions(*regions))
 
 
 def test_a_parameter_that_does_not_divide_is_refused() -> None:
@@ -49,9 +73,9 @@ def test_a_parameter_that_does_not_divide_is_refused() -> None:
 
 
 def test_regions_side_by_side_are_refused() -> None:
-    regions = tuple(Region(axis="tp", first=i, last=i, degree=2) for i in (1, 2))
+    regions = [Region(axis="tp", first=i, last=i, degree=2) for i in (1, 2)]
     with pytest.raises(JobError, match="regions of tp side by side at segment 2"):
-        require_runnable(replace(plan(), cuts=Cuts(regions=regions)))
+        require_runnable(with_regions(*regions))
 
 
 def test_stages_with_meshes_of_their_own_are_refused() -> None:
@@ -63,7 +87,7 @@ def test_stages_with_meshes_of_their_own_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [(TaskKind.OFFLOAD, "offload"), (TaskKind.ALL_TO_ALL, "directive")],
+    [(TaskKind.OFFLOAD, "offload"), (TaskKind.RING_SHIFT, "directive")],
 )
 def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
     kinds = plan().device_plans[0].tasks.kind.copy()
@@ -92,7 +116,7 @@ def test_operations_made_again_on_their_own_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("zero", 3, "ZeRO-3"), ("kind", "expert", "expert buckets"), ("shard_count", 3, "over 3 of")],
+    [("zero", 3, "ZeRO-3"), ("kind", "other", "other buckets"), ("shard_count", 3, "over 3 of")],
 )
 def test_a_bucket_that_is_cut_otherwise_is_refused(field: str, value: object, message: str) -> None:
     found = plan()
