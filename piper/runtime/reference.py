@@ -69,12 +69,12 @@ class SameTree:
             Routes(plan=plan, pipeline_rank=rank).accumulation_order
             for rank in range(plan.num_pipeline_ranks)
         ]
-        self.home = {stage: device.pipeline_rank for device in plan.device_plans for stage in device.stages}
+        self.homes = _homes(plan)
         self.trained = {key: leaf for key, leaf in self.leaves.items() if leaf.requires_grad}
-        self.leaf_of = {(self.home[stage], name): leaf for (stage, name), leaf in self.trained.items()}
-        self.masters = {
-            holder: _master(holder[1], leaf, settings.seed) for holder, leaf in sorted(self.leaf_of.items())
+        self.leaf_of = {
+            (home, name): leaf for (stage, name), leaf in self.trained.items() for home in self.homes[stage]
         }
+        self.masters = _masters(self.leaf_of, seed=settings.seed)
         self.optimizers = {
             holder: ShardState.new(settings.optimizer, master) for holder, master in self.masters.items()
         }
@@ -111,7 +111,7 @@ class SameTree:
         """Return the gradient sums of one replica, tied holders summed."""
         sums = _Accumulator(
             orders=self.orders,
-            home=self.home,
+            homes=self.homes,
             sums={holder: torch.zeros_like(master) for holder, master in self.masters.items()},
         )
         for microbatch in self._microbatch_order():
@@ -163,7 +163,7 @@ class SameTree:
     def _write_back(self) -> None:
         with torch.no_grad():
             for (stage, name), leaf in self.leaves.items():
-                holder = (self.home[stage], name)
+                holder = (self.homes[stage][0], name)
                 if holder in self.masters:
                     leaf.copy_(self.masters[holder])
 
@@ -180,12 +180,12 @@ class _Accumulator:
 
     Args:
         orders: per pipeline rank, parameter -> (stage, microbatch) in order.
-        home: stage -> pipeline rank.
+        homes: stage -> pipeline ranks; with two, each takes microbatches of its own.
         sums: fp32.
     """
 
     orders: Sequence[dict[str, tuple[tuple[int, int], ...]]]
-    home: dict[int, int]
+    homes: dict[int, tuple[int, ...]]
     sums: dict[Holder, Tensor]
     _early: dict[tuple[int, int, str], Tensor | None] = field(default_factory=dict)
     _next: dict[Holder, int] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class _Accumulator:
         """Add what the plan's order does not mention: the reference counts every microbatch."""
         for (stage, _, name), gradient in sorted(self._early.items(), key=lambda item: item[0]):
             if gradient is not None:
-                self.sums[self.home[stage], name].add_(gradient.float())
+                self.sums[self.homes[stage][0], name].add_(gradient.float())
         self._early.clear()
 
 
@@ -266,11 +266,26 @@ def fresh_module(plan: Plan, source: Source, *, seed: int) -> nn.Module:
     return module
 
 
-def _master(name: str, leaf: Tensor, seed: int) -> Tensor:
-    """Return the fp32 values that the optimizer changes: the leaf's own memory where it is fp32."""
-    if leaf.dtype == torch.float32:
-        return leaf.detach()
-    return initial_value(name, tuple(leaf.shape), seed=seed)
+def _homes(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return stage -> the pipeline ranks that have it."""
+    homes: dict[int, tuple[int, ...]] = {}
+    for device in plan.device_plans:
+        for stage in device.stages:
+            homes[stage] = (*homes.get(stage, ()), device.pipeline_rank)
+    return homes
+
+
+def _masters(leaf_of: dict[Holder, Tensor], *, seed: int) -> dict[Holder, Tensor]:
+    """Return the fp32 values that the optimizer changes: the memory of an fp32 leaf, for its first holder."""
+    found: dict[Holder, Tensor] = {}
+    taken: set[int] = set()
+    for holder, leaf in sorted(leaf_of.items(), key=lambda item: item[0]):
+        if leaf.dtype != torch.float32:
+            found[holder] = initial_value(holder[1], tuple(leaf.shape), seed=seed)
+        else:
+            found[holder] = leaf.detach().clone() if id(leaf) in taken else leaf.detach()
+            taken.add(id(leaf))
+    return found
 
 
 def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor]:
