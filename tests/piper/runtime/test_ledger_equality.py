@@ -40,6 +40,14 @@ STRATEGIES = [
     "pp=2,dp=2,vp=2,zero=1,recompute=full",
     "pp=2,micro_batch=3",
     "dp=2,zero=1,bucket_mb=1",
+    "dp=2,zero=2",
+    "dp=4,zero=3",
+    "dp=4,zero=2,hsdp=2",
+    "dp=4,zero=3,hsdp=2",
+    "dp=2,zero=3,prefetch=2",
+    "pp=2,dp=2,zero=2,recompute=full",
+    "pp=2,vp=2,dp=2,zero=3",
+    "pp=2,dp=2,zero=3,recompute=full:4",
 ]
 
 
@@ -64,6 +72,7 @@ def test_after_every_task_a_rank_holds_the_bytes_that_the_simulation_allocates(s
         ("tests.piper.runtime.toy:frozen", "pp=3,dp=2,zero=1", {"seq_len": SEQ}),
         ("tiny-llama", "pp=2,dp=2,zero=1", {"dtype": "bf16"}),
         ("tiny-llama", "dp=2,zero=1", {"optimizer": "sgd"}),
+        ("tiny-llama", "dp=2,zero=3", {"dtype": "bf16"}),
         ("tiny-llama", "pp=2", {"clip_grad_norm": None, "micro_batch": 2}),
     ],
 )
