@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+from piper.predict import Job, predict
 from piper.schedules import parse_costs
 from piper.schedules.rows import stages_by_rank
 from piper.schedules.synthesis import Pipeline
@@ -14,10 +17,18 @@ from piper.schedules.synthesis.equal import equal_pipeline
 from piper.schedules.synthesis.find import synthesize
 from piper.schedules.synthesis.library import known_schedules
 from piper.schedules.synthesis.timing import Timer, order_of_rows
+from piper.search.synthesis import OrderRequest, find_order
+from piper.strategy import Shorthand, Strategy
+from piper.workbench import Workbench
 
 RANK_COSTS = "F=10,BI=10,BW=10,comm=1"
 STAGE_COSTS = "F=5,BI=5,BW=5,comm=1"
 RIVALS = ("zbv", "v_half", "dualpipe_v")
+JOBS: tuple[dict[str, Any], ...] = (
+    {"model": "llama3-8b", "gpus": 4, "seq_len": 4096, "global_batch": 12},
+    {"model": "llama3-8b", "gpus": 8, "seq_len": 4096, "global_batch": 32},
+)
+"""All GPUs are pipeline ranks."""
 
 
 def main() -> None:
@@ -37,6 +48,7 @@ def main() -> None:
         "unequal_stages": [
             against_rivals(name, ranks, microbatches) for name in ("dear_inputs", "heavy_head", "attention")
         ],
+        "jobs": [simulated(**case) for case in (JOBS[:1] if options.quick else JOBS)],
     }
     if not options.json:
         print(json.dumps(found, indent=1))
@@ -95,6 +107,39 @@ def against_rivals(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
                 }
             )
     return {"costs": name, "rivals": rows}
+
+
+def simulated(model: str, gpus: int, *, seq_len: int, global_batch: int) -> dict[str, Any]:
+    """Return the simulated step times of rivals, and of what is found under the bytes that each needs."""
+    job = Job(model=model, gpus=gpus, seq_len=seq_len, global_batch=global_batch)
+    bench = Workbench()
+    results = {}
+    for name in RIVALS:
+        stated = Shorthand(pp=gpus, dp=1, schedule=name)
+        result = predict(Job(**_fields(job), strategy=Strategy(stated=stated)), bench=bench).result
+        results[name] = (result["needed_memory_bytes"], result["step_time_s"])
+    rows = []
+    for name, (needed, step_s) in results.items():
+        with tempfile.TemporaryDirectory() as folder:
+            began_s = time.perf_counter()
+            request = OrderRequest(
+                job=job,
+                strategy=Shorthand(pp=gpus, dp=1),
+                path=Path(folder) / "order.csv",
+                memory_bytes=needed,
+            )
+            found = find_order(request, bench=bench)
+            row: dict[str, Any] = {"rival": name, "needed_gib": needed / 2**30, "rival_s": step_s}
+            row["best_rival_that_fits_s"] = min(s for bytes_, s in results.values() if bytes_ <= needed)
+            if found is not None:
+                row |= {"step_s": found.result["step_time_s"], "method": found.synthesis.method}
+                row |= {"found_needs_gib": found.result["needed_memory_bytes"] / 2**30}
+            rows.append(row | {"seconds": round(time.perf_counter() - began_s, 1)})
+    return {"model": model, "pp": gpus, "seq_len": seq_len, "microbatches": global_batch, "rivals": rows}
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {"model": job.model, "gpus": job.gpus, "seq_len": job.seq_len, "global_batch": job.global_batch}
 
 
 def unequal_v(name: str, ranks: int, microbatches: int, *, cap: int) -> Pipeline:

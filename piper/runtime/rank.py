@@ -163,7 +163,6 @@ def _verifier(job: RankJob, report: Report) -> Verifier | None:
 
 def _context(job: RankJob, groups: Groups) -> RankContext:
     plan = job.plan
-    routes = Routes(plan=plan, pipeline_rank=plan.pipeline_rank_of(job.rank))
     ledger = Ledger()
     for buffer in job.program.buffers.values():
         ledger.hold(buffer, MemoryClass.WORKSPACE)
@@ -171,9 +170,9 @@ def _context(job: RankJob, groups: Groups) -> RankContext:
         rank=job.rank,
         plan=plan,
         program=job.program,
-        routes=routes,
+        routes=Routes(plan=plan, pipeline_rank=plan.pipeline_rank_of(job.rank)),
         settings=job.settings,
-        state=RankState.new(routes, rank=job.rank, settings=job.settings, ledger=ledger),
+        state=RankState.new(plan, rank=job.rank, settings=job.settings, ledger=ledger),
         groups=groups,
         reducer=Reducer(ordered=job.settings.reductions == "ordered"),
         ledger=ledger,

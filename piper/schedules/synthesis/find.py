@@ -6,7 +6,7 @@ many passes it has timed: the same pipeline gives the same order on every machin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -43,12 +43,20 @@ def synthesize(
             compete, and all give blocks to start from.
         passes_timed: when to stop.
     """
+    known = known_schedules(pipeline) if library is None else library
     search = _Search(pipeline=pipeline, budget=passes_timed)
-    for known in known_schedules(pipeline) if library is None else library:
-        search.try_known(known)
-    if search.best_score[0] > pipeline.bound_ns:
-        search.try_blocks()
-    return search.result()
+    search.run(known, enough=pipeline.bound_ns)
+    return search.results()[0]
+
+
+def synthesize_several(pipeline: Pipeline, *, passes_timed: int = PASSES_TIMED) -> list[Synthesis]:
+    """Return the best order of each origin, best first: for those who know more of the pipeline.
+
+    The origins are the known schedules that fit, and the blocks that local search started from.
+    """
+    search = _Search(pipeline=pipeline, budget=passes_timed)
+    search.run(known_schedules(pipeline), enough=0)
+    return search.results()
 
 
 @dataclass(kw_only=True)
@@ -62,15 +70,20 @@ class _Search:
 
     pipeline: Pipeline
     budget: int
-    best_score: Score = WORST
     tried: int = 0
-    _order: Ints | None = None
-    _method: str = ""
+    _found: dict[str, tuple[Score, Ints]] = field(default_factory=dict)
     _blocks: list[Block] = field(default_factory=list)
     _timer: Timer = field(init=False)
 
     def __post_init__(self) -> None:
         self._timer = Timer(pipeline=self.pipeline)
+
+    def run(self, library: Iterable[Known], *, enough: int) -> None:
+        """Try the library, and then blocks unless a makespan is `enough`."""
+        for known in library:
+            self.try_known(known)
+        if min(score[0] for score, _ in self._found.values()) > enough:
+            self.try_blocks(enough)
 
     def try_known(self, known: Known) -> None:
         """Time a known schedule as it is, and keep its block."""
@@ -81,7 +94,7 @@ class _Search:
         if np.all(peaks <= np.array(self.pipeline.cap_bytes)):
             self._keep(score, order, known.name)
 
-    def try_blocks(self) -> None:
+    def try_blocks(self, enough: int) -> None:
         """List first blocks and those near the best of them on a shorter step, then the best on the whole."""
         short = min(self.pipeline.num_microbatches, _DEPTHS * len(self.pipeline.stages))
         timer = Timer(pipeline=replace(self.pipeline, num_microbatches=short))
@@ -95,9 +108,10 @@ class _Search:
             found += self._climbed(timer, start, random=random, until=until)
         found.sort(key=lambda pair: pair[0])
         for score, block in found[:_FINALISTS]:
-            if score != WORST and self.best_score[0] > self.pipeline.bound_ns:
-                self._keep(self._timer.list_block(block), self._timer.order, f"block of {block.made}")
-                self.tried += 1
+            if score == WORST or min(best[0] for best, _ in self._found.values()) <= enough:
+                break
+            self._keep(self._timer.list_block(block), self._timer.order, f"block of {block.made}")
+            self.tried += 1
 
     def _climbed(
         self, timer: Timer, start: tuple[Score, Block], *, random: Random, until: int
@@ -118,20 +132,23 @@ class _Search:
         return found
 
     def _keep(self, score: Score, order: Ints, method: str) -> None:
-        if score < self.best_score:
-            self.best_score, self._order, self._method = score, order, method
+        if score != WORST and score < self._found.get(method, (WORST,))[0]:
+            self._found[method] = (score, order)
 
-    def result(self) -> Synthesis:
-        """Return the best order; raises ValueError if nothing fits the memory."""
-        if self._order is None:
-            raise ValueError("no order was found under the memory cap; raise it")
-        _, _, peaks = self._timer.replay(self._order)
+    def results(self) -> list[Synthesis]:
+        """Return the best order of each origin, best first; any legal cap has one, by one by one."""
+        ranked = sorted((score, method) for method, (score, _) in self._found.items())
+        return [self._result(method) for _, method in ranked]
+
+    def _result(self, method: str) -> Synthesis:
+        score, order = self._found[method]
+        _, _, peaks = self._timer.replay(order)
         return Synthesis(
-            rows=rows_of_order(self.pipeline, self._order),
-            makespan_ns=self.best_score[0],
-            longest_span_ns=self.best_score[1],
+            rows=rows_of_order(self.pipeline, order),
+            makespan_ns=score[0],
+            longest_span_ns=score[1],
             peak_bytes=tuple(peaks.tolist()),
             bound_ns=self.pipeline.bound_ns,
-            method=self._method,
+            method=method,
             tried=self.tried,
         )

@@ -6,8 +6,9 @@ Pass `kind` (0: F, 1: BI, 2: BW) of stage s and microbatch m is number (3 s + ki
 Whenever a rank is free it takes, of the F and BI whose inputs have arrived, the one with the smallest key. It
 waits instead for one with a smaller key that is known to arrive before a share `hold` of the pass would be
 over. F needs its bytes, beside those of every F of the rank that has a smaller key and is still to come, so
-that passes on their way back up find room. BW runs where F lacks bytes, and where nothing else is there and
-what is known to come leaves a share `gap` of its time.
+that passes on their way back up find room, and beside what a BI may add to its F, so that one can always run.
+BW runs where F or BI lacks bytes, and where nothing else is there and what is known to come leaves a share
+`gap` of its time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _listed(
         stages: of each rank, int64 [ranks, most stages of a rank]; -1 behind the last.
         cost: of F, BI and BW, int64 [3, stages].
         hop: from each stage to the next one, and back.
-        held, left: bytes from the start of F, and what is left of them from the end of BI to that of BW.
+        held, left: bytes from the start of F to the end of BI, and from there to the end of BW.
         cap: bytes of each rank.
         keys: of F and BI, float64 [2, stages, microbatches]; rising in each stage.
         limit: by stage, most microbatches between F and BI.
@@ -75,6 +76,9 @@ def _listed(
     # What the end of a pass gives back is booked when the rank is next free, that is, at once.
     returns = np.zeros(num_ranks, np.int64)
     hold, gap = policy[0], policy[1]
+    added = np.zeros(num_ranks, np.int64)
+    for s in range(num_stages):
+        added[home[s]] = max(added[home[s]], left[s] - held[s])
     ran = 0
     while True:
         r = 0
@@ -98,7 +102,10 @@ def _listed(
             if m < num_microbatches and m < done[F, s]:
                 at = arrival[BI, s, m]
                 if at <= now:
-                    if stage < 0 or keys[BI, s, m] < best:
+                    if used[r] + left[s] - held[s] > cap[r]:
+                        if not starved or keys[BI, s, m] < starved_key:
+                            starved, starved_key = True, keys[BI, s, m]
+                    elif stage < 0 or keys[BI, s, m] < best:
                         stage, kind, best = s, BI, keys[BI, s, m]
                 elif at < NEVER:
                     next_arrival = min(next_arrival, at)
@@ -108,7 +115,7 @@ def _listed(
                 if at == NEVER:
                     continue
                 key = keys[F, s, m]
-                wanted = used[r] + held[s]
+                wanted = used[r] + held[s] + added[r]
                 for j in range(width):
                     other = stages[r, j]
                     if other < 0:
@@ -146,7 +153,11 @@ def _listed(
                     if m == num_microbatches or (k == BI and m >= done[F, s]):
                         continue
                     at = arrival[k, s, m]
-                    if now < at < until and keys[k, s, m] < best and (k == BI or used[r] + held[s] <= cap[r]):
+                    if (
+                        now < at < until
+                        and keys[k, s, m] < best
+                        and (k == BI or used[r] + held[s] + added[r] <= cap[r])
+                    ):
                         soon = min(soon, at)
             if soon < NEVER:
                 stage = -1
@@ -257,6 +268,7 @@ def _replayed(
                     peaks[r] = max(peaks[r], used[r])
                 elif kind == BI:
                     used[r] -= held[s] - left[s]
+                    peaks[r] = max(peaks[r], used[r])
                 else:
                     used[r] -= left[s]
                 if first[r] < 0:

@@ -4,7 +4,8 @@
 Nobody ends before `bound_ns`. A rank starts when one microbatch has come down to it, and runs all its passes.
 Before its first BI it waits for a microbatch to go to the last stage and back, and can fill that time only
 with the forwards that fit into its memory. Behind the last BI of its lowest stage it runs only the BW that
-fit; then that gradient still goes up to stage 0, whose BW ends the step.
+fit; then that gradient still goes up to stage 0, whose BW ends the step. What microbatches hold, times how
+long at least, is no more than what a rank may hold times the step.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Pipeline:
     Args:
         stages: of each rank; all S of them once.
         num_microbatches: per step, >= 1.
-        forward_ns, inputs_ns, weights_ns: of F, BI and BW of each stage, >= 1.
+        forward_ns, inputs_ns, weights_ns: of F, BI and BW of each stage, >= 0.
         hop_ns: from each stage to the next one and back, S - 1 of them: latency, 0 on one rank.
-        held_bytes: of each stage and microbatch, from the start of F.
-        left_bytes: what is left of them from the end of BI to the end of BW.
-        cap_bytes: of each rank; at least one microbatch of all its stages.
+        held_bytes: of each stage and microbatch, from the start of F to the end of BI.
+        left_bytes: from there to the end of BW: what is left of them, and what BI made for BW.
+        cap_bytes: of each rank; at least one microbatch of all its stages, and what a BI may add to that.
+        fused: whether backwards run in one piece, B: then `inputs_ns` are its times, `weights_ns` and
+            `left_bytes` are 0.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -43,6 +46,7 @@ class Pipeline:
     held_bytes: tuple[int, ...]
     left_bytes: tuple[int, ...]
     cap_bytes: tuple[int, ...]
+    fused: bool = False
 
     def __post_init__(self) -> None:
         count = self.num_stages
@@ -50,8 +54,10 @@ class Pipeline:
         for listed in (self.forward_ns, self.inputs_ns, self.weights_ns, self.held_bytes, self.left_bytes):
             check_invariant(len(listed) == count, "one figure per stage")
         check_invariant(len(self.hop_ns) == count - 1, "one hop between two stages")
+        check_invariant(not (self.fused and (any(self.weights_ns) or any(self.left_bytes))), "no BW")
         for rank, held in enumerate(self.stages):
-            least = sum(self.held_bytes[s] for s in held)
+            added = max(0, *(self.left_bytes[s] - self.held_bytes[s] for s in held))
+            least = sum(self.held_bytes[s] for s in held) + added
             if least > self.cap_bytes[rank]:
                 raise ValueError(
                     f"one microbatch holds {least} bytes on pipeline rank {rank}, "
@@ -106,7 +112,22 @@ class Pipeline:
             if low > 0:
                 rest = self._way_up_ns(low) + self.weights_ns[0]
                 ends.append(end - self._most_weights_ns(rank) + rest)
+            lives = [bottom - int(down[s] + up[s]) + int(up[-1]) + self.inputs_ns[s] for s in held]
+            ends.append(self._area_ns(rank, lives))
         return max(ends)
+
+    def _area_ns(self, rank: int, lives_ns: list[int]) -> int:
+        """Return the least time in which what all microbatches hold passes through a rank's memory.
+
+        Args:
+            rank: which.
+            lives_ns: of each of its stages: least time from the start of F to the end of BI.
+        """
+        area = sum(
+            self.held_bytes[s] * life + self.left_bytes[s] * self.weights_ns[s]
+            for s, life in zip(self.stages[rank], lives_ns, strict=True)
+        )
+        return -(-self.num_microbatches * area // self.cap_bytes[rank])
 
     def _way_up_ns(self, stage: int) -> int:
         """Return how long a gradient takes from the end of a stage's BI to the end of that of stage 0."""
@@ -125,7 +146,7 @@ class Pipeline:
     def _most_ns(self, rank: int, times: dict[int, int], sizes: tuple[int, ...]) -> int:
         """Return the most time of passes, or parts of them, that fit the cap: best use of bytes first."""
         left, most = float(self.cap_bytes[rank]), 0.0
-        for s in sorted(times, key=lambda s: sizes[s] / times[s]):
+        for s in sorted((s for s in times if times[s]), key=lambda s: sizes[s] / times[s]):
             count = float(self.num_microbatches)
             if sizes[s]:
                 count = min(count, left / sizes[s])

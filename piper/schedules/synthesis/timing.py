@@ -95,15 +95,17 @@ def order_of_rows(pipeline: Pipeline, rows: Sequence[Sequence[object]]) -> Ints:
 
 
 def rows_of_order(pipeline: Pipeline, order: Ints) -> tuple[tuple[str, ...], ...]:
-    """Return an order as codes."""
+    """Return an order as codes; BI is B, and BW nothing, where backwards are fused."""
+    letters = ("F", "B", "") if pipeline.fused else _LETTERS
     cell, microbatch = np.divmod(order, pipeline.num_microbatches)
     stage, kind = np.divmod(cell, 3)
     return tuple(
         tuple(
-            f"{s}{_LETTERS[k]}{m}"
+            f"{s}{letters[k]}{m}"
             for s, k, m in zip(
                 stage[rank, :n].tolist(), kind[rank].tolist(), microbatch[rank].tolist(), strict=False
             )
+            if letters[k]
         )
         for rank, n in enumerate((order != NONE).sum(axis=1).tolist())
     )

@@ -73,6 +73,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     numbers = st.integers(1, 12)
     listed = st.lists(numbers, min_size=count, max_size=count).map(tuple)
     held = draw(listed)
+    left = tuple(draw(st.integers(0, 2 * size)) for size in held)
     stages = stages_by_rank(ranks, per_rank, layout=layout)
     spare = st.integers(0, 40)
     return Pipeline(
@@ -83,8 +84,11 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
         weights_ns=draw(listed),
         hop_ns=tuple(draw(st.lists(st.integers(0, 4), min_size=count - 1, max_size=count - 1))),
         held_bytes=held,
-        left_bytes=tuple(draw(st.integers(0, size)) for size in held),
-        cap_bytes=tuple(sum(held[s] for s in own) + draw(spare) for own in stages),
+        left_bytes=left,
+        cap_bytes=tuple(
+            sum(held[s] for s in own) + max(0, *(left[s] - held[s] for s in own)) + draw(spare)
+            for own in stages
+        ),
     )
 
 
