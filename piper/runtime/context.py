@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from piper.runtime.borders import Value
+from piper.runtime.borders import Border, Value
 from piper.runtime.dropout import DropoutKeys
 from piper.runtime.groups import Groups
 from piper.runtime.halves import Halves
 from piper.runtime.here import Here
 from piper.runtime.init import replica_of, samples_of
 from piper.runtime.ledger import Ledger
-from piper.runtime.local_shapes import turned
+from piper.runtime.local_shapes import heads_dim, token_dim, turned
 from piper.runtime.pieces import Places
 from piper.runtime.program import Program
 from piper.runtime.reductions import Reducer
+from piper.runtime.ring import Ring
 from piper.runtime.routes import Routes
 from piper.runtime.settings import RunSettings
 from piper.runtime.state import RankState
 from piper.runtime.step import StepState
-from simulator.plan import NONE, Plan, Task
+from simulator.plan import NONE, Plan, Task, TaskKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +70,38 @@ class RankContext:
             return wanted.index_select(1, torch.tensor(tokens))
         return wanted.clone(memory_format=torch.contiguous_format)
 
-    def here(self, step: StepState, microbatch: int, segment: int) -> Here:
-        """Return what the code of a segment knows of its rank and microbatch."""
+    def here(self, step: StepState, place: tuple[int, int], *, again: bool = False) -> Here:
+        """Return what the code of a segment knows of its rank and microbatch.
+
+        `place` is (microbatch, segment); `again`: an R task runs it.
+        """
+        microbatch, segment = place
+        forward = TaskKind.R if again else TaskKind.F
+
+        def ring(backward: bool) -> Ring:
+            return self.ring(step, microbatch, segment, phase=TaskKind.B if backward else forward)
+
         return Here(
             keys=DropoutKeys(seed=self.settings.seed, step=step.number, samples=self.samples(microbatch)),
             tensor=self.places.tensor,
             tokens=self.places.tokens(segment),
             rows=step.rows.setdefault(microbatch, {}),
             segment=segment,
+            rings=ring if segment in self.places.rings else None,
         )
+
+    def ring(
+        self, step: StepState, microbatch: int, segment: int, *, phase: TaskKind
+    ) -> Ring:
+        """Return the ring around the attention of a segment, in one pass of a microbatch."""
+        return step.ring((microbatch, segment, phase), partial(self._new_ring, step))
+
+    def _new_ring(self, step: StepState) -> Ring:
+        at, pieces = self.places.ring
+        if step.alone:
+            at, pieces = 0, (pieces[at],)
+        positions = [torch.tensor(tokens, dtype=torch.int64) for tokens in pieces]
+        return Ring(place=at, positions=positions, stopped=lambda: step.stopped)
 
     def whole_shape(self, value: Value, microbatch: int) -> tuple[int, ...]:
         """Return the uncut shape of a boundary tensor for one microbatch."""
@@ -87,11 +112,20 @@ class RankContext:
             sizes[spec.batch_dim] = sizes[spec.batch_dim] // first * self.micro_batch(microbatch)
         return tuple(sizes)
 
+    def turning_dims(self, value: Value, microbatch: int, border: Border) -> tuple[int, int]:
+        """Return the dimensions of tokens and heads of a tensor at a border of attention."""
+        whole, size = self.whole_shape(value, microbatch), self.micro_batch(microbatch)
+        home = self.program.segments[size][value[0]].outputs[value[1]].shape
+        inside = None if border.enters else home
+        seq_len = self.plan.training.seq_len
+        heads = heads_dim(whole, micro_batch=size, seq_len=seq_len, inside=inside)
+        return token_dim(whole, micro_batch=size, seq_len=seq_len, heads=heads).dim, heads
+
     def shape(self, value: Value, microbatch: int) -> tuple[int, ...]:
         """Return the shape of a boundary tensor on this rank, on the side of a border that it is named by."""
         whole = self.whole_shape(value, microbatch)
         borders = self.routes.borders
-        if not borders.all:
+        if not self.plan.cuts.regions:
             return whole
         home = self.program.segments[self.micro_batch(microbatch)][value[0]].outputs[value[1]].shape
         behind = len(value) > 2 and value[2] != NONE  # noqa: PLR2004

@@ -16,6 +16,7 @@ from torch import Tensor
 from cost_models.errors import check_invariant
 from piper.runtime.dropout import keyed_dropout
 from piper.runtime.here import CutRows, Here
+from piper.runtime.ring import RingFacts, ring_attention
 
 
 class Placed:
@@ -156,6 +157,28 @@ class CutRange(Placed):
     def __call__(self, here: Here, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:
         """Return the positions of this rank's tokens."""
         return _positions(here).to(dtype or torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RingAttention(Placed):
+    """`F.scaled_dot_product_attention` over a sequence that is cut over ranks [Note: ring attention].
+
+    Args:
+        causal: a token sees those before it.
+        scale: of scores; None: 1 / sqrt(head_dim).
+    """
+
+    causal: bool
+    scale: float | None
+
+    def __call__(self, here: Here, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: PLR0917
+        """Return what this rank's queries see of all tokens."""
+        check_invariant(here.rings is not None, "a ring without its ranks")
+        scale = self.scale if self.scale is not None else query.shape[-1] ** -0.5
+        facts = RingFacts(self.causal, scale)
+        if here.rings is None:
+            return torch.empty_like(query)
+        return ring_attention(query, key, value, rings=here.rings, facts=facts)
 
 
 def _positions(here: Here) -> Tensor:

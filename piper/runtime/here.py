@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from piper.runtime.dropout import DropoutKeys
+from piper.runtime.ring import Ring
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Here:
         tokens: positions in the sequence of the tokens of a segment, [tokens] int64; None: all of them.
         rows: microbatch's softmaxes over cut features, by segment; filled by the code.
         segment: which.
+        rings: of the segment's attention, forward (False) and backward (True); None: nothing goes round.
     """
 
     keys: DropoutKeys
@@ -54,3 +56,4 @@ class Here:
     tokens: Sequence[int] | None = None
     rows: dict[int, CutRows] = field(default_factory=dict)
     segment: int = 0
+    rings: Callable[[bool], Ring] | None = None

@@ -30,6 +30,7 @@ from piper.runtime.cut_operations import (
     CutLoss,
     CutRange,
     CutTable,
+    RingAttention,
 )
 from piper.runtime.local_shapes import turned
 from piper.runtime.pieces import local_shapes
@@ -91,7 +92,16 @@ def trace_local(module: nn.Module, inputs: Sequence[Tensor], *, cutting: Cutting
         mode = _LocalTracer(module, inputs, annotations=annotations, where=where)
         mode.cutting = cutting
         with mode.random, mode:
-            loss = loss_of(module, *inputs)
+            try:
+                loss = loss_of(module, *inputs)
+            except RuntimeError as error:
+                raise ModelError(
+                    where=where,
+                    field="module",
+                    value=str(error).splitlines()[0],
+                    rule="fails on the pieces that one rank has",
+                    fix="ask tensors for their sizes in forward, or run with tp=1, cp=1, ep=1",
+                ) from error
     mode.tracing.loss = mode.number(loss)
     return _Replacing(cutting=cutting, local=mode.tracing, where=where).replaced()
 
@@ -304,6 +314,23 @@ def _getitem(replacing: _Replacing, pair: Pair) -> CutTable | None:
     return CutTable() if isinstance(first, slice) and first == up_to else None
 
 
+def _attention(replacing: _Replacing, pair: Pair) -> RingAttention | None:
+    segment, _, local = pair
+    regions = replacing.cutting.plan.cuts.regions
+    if not any(r.method == "ring" and r.first == segment for r in regions):
+        return None
+    given = dict(zip(_ATTENTION_OPTIONS, local.args[3:], strict=False)) | dict(local.kwargs)
+    if given.get("attn_mask") is not None:
+        raise ModelError(
+            where=replacing.where,
+            field="attn_mask",
+            value=f"of segment {segment}",
+            rule="cannot go round with keys and values",
+            fix='use "method": "all_to_all" in shard_sequence, or run with cp=1',
+        )
+    return RingAttention(causal=bool(given.get("is_causal", False)), scale=given.get("scale"))
+
+
 def _arange(replacing: _Replacing, pair: Pair) -> CutRange | None:
     segment, whole, local = pair
     seq = replacing.cutting.plan.training.seq_len
@@ -314,12 +341,15 @@ def _arange(replacing: _Replacing, pair: Pair) -> CutRange | None:
 
 _LOSS_OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 
+_ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
 _RULES: dict[Callable[..., Any], Callable[[_Replacing, Pair], Any]] = {
     F.embedding: _embedding,
     F.cross_entropy: _loss,
     F.linear: _linear,
     Tensor.__getitem__: _getitem,
     torch.arange: _arange,
+    F.scaled_dot_product_attention: _attention,
 }
 
 

@@ -116,6 +116,21 @@ class Places:
         """Return whether this rank reports losses: ranks of tp compute the same ones."""
         return self.tensor[0] == 0
 
+    @cached_property
+    def ring(self) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """Return (place, tokens of every rank) on the axis cp."""
+        others = {axis: self.plan.mesh.coordinate(self.rank, axis) for axis, _ in self.plan.mesh.axes}
+        members = [
+            self.plan.mesh.ranks(**(others | {"cp": at}))[0] for at in range(self.plan.mesh.size("cp"))
+        ]
+        pieces = tuple(tokens_of(self.plan, member, over_tensor=False) for member in members)
+        return position(self.plan, self.rank, "cp"), pieces
+
+    @cached_property
+    def rings(self) -> frozenset[int]:
+        """Return the segments around whose attention keys and values go."""
+        return frozenset(region.first for region in self.plan.cuts.regions if region.method == "ring")
+
     def tokens(self, segment: int) -> tuple[int, ...] | None:
         """Return the positions of this rank's tokens in a segment; None: all of them, in order."""
         return self._tokens[segment] if self.plan.cuts.regions else None

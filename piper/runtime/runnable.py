@@ -25,6 +25,7 @@ _RUN = frozenset(
         TaskKind.REDUCE_SCATTER,
         TaskKind.ALL_GATHER,
         TaskKind.ALL_TO_ALL,
+        TaskKind.RING_SHIFT,
         TaskKind.NORM,
         TaskKind.UPDATE,
     }
@@ -70,8 +71,7 @@ def _check_cuts(plan: Plan) -> None:
                 what = f"{cut.name} of {whole[cut.name][dim]} rows or columns over {axis}={parts}"
                 raise _refused(what, f"use a divisor of {whole[cut.name][dim]} as {axis}")
     for region in plan.cuts.regions:
-        if region.axis == "cp":
-            raise _refused(f"{region.axis}={region.degree}", f"run with {region.axis}=1")
+        _check_sequences(plan, region)
         _check_experts(plan, region)
     for axis in ("tp", "ep", "cp"):
         regions = sorted((r.first, r.last) for r in plan.cuts.regions if r.axis == axis)
@@ -81,6 +81,16 @@ def _check_cuts(plan: Plan) -> None:
                     f"regions of {axis} side by side at segment {first}",
                     "annotate what lies between them, or one scope around both",
                 )
+
+
+def _check_sequences(plan: Plan, region: Region) -> None:
+    """Refuse sequences that cannot be cut into equal pieces."""
+    pieces = plan.mesh.size("cp") * (2 if plan.cuts.balanced else 1)
+    if region.axis == "tp" and plan.cuts.sequence_parallel:
+        pieces = plan.mesh.size("cp") * plan.mesh.size("tp")
+    seq_len = plan.training.seq_len
+    if region.axis != "ep" and (region.axis == "cp" or plan.cuts.sequence_parallel) and seq_len % pieces:
+        raise _refused(f"seq_len={seq_len} in {pieces} pieces", f"use a multiple of {pieces} as --seq-len")
 
 
 def _check_experts(plan: Plan, region: Region) -> None:

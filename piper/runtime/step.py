@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import Condition, Lock
 from typing import Any
@@ -18,8 +18,9 @@ from piper.runtime.borders import Value
 from piper.runtime.halves import LateWork
 from piper.runtime.here import CutRows
 from piper.runtime.ledger import Ledger
+from piper.runtime.ring import Ring
 from piper.runtime.routes import Routes
-from simulator.plan import MemoryClass
+from simulator.plan import MemoryClass, TaskKind
 
 _LOOK_S = 0.2
 """How often what waits for a tensor looks whether it should give up."""
@@ -138,9 +139,11 @@ class StepState:
         grad_norm, clip_factor: after the norm's all-reduce.
         evidence: bucket -> shard gradient before clipping, kept for verification.
         rows: microbatch -> segment -> its softmax over cut features.
+        rings: (microbatch, segment, pass) -> the ring of its attention.
         routings: (microbatch, first segment of a region of experts) -> how its rows travelled.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         stopped: a stream of this rank failed.
+        alone: a rehearsal, in which no other rank takes part.
     """
 
     number: int
@@ -158,9 +161,11 @@ class StepState:
     clip_factor: float = 1.0
     evidence: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, dict[int, CutRows]] = field(default_factory=dict)
+    rings: dict[tuple[int, int, TaskKind], Ring] = field(default_factory=dict)
     routings: dict[tuple[int, int], Routing] = field(default_factory=dict)
     gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     stopped: bool = False
+    alone: bool = False
     _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     _gradients: dict[tuple[int, Value], list[tuple[Order, Tensor, int]]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -243,6 +248,13 @@ class StepState:
             if key not in self.gathered:
                 raise RunFailedError("another stream of this rank failed")
             return self.gathered[key][0]
+
+    def ring(self, key: tuple[int, int, TaskKind], new: Callable[[], Ring]) -> Ring:
+        """Return a ring by (microbatch, segment, pass); who asks first makes it."""
+        with self._lock:
+            if key not in self.rings:
+                self.rings[key] = new()
+            return self.rings[key]
 
     def stop(self) -> None:
         """Let everything that waits for tensors of this step give up."""

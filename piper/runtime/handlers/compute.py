@@ -23,7 +23,7 @@ from piper.runtime.context import RankContext
 from piper.runtime.halves import Deferring, LateWork
 from piper.runtime.routes import Island
 from piper.runtime.step import Entry, OpenEnd, OpenGraph, StepState
-from simulator.plan import MemoryClass, Task
+from simulator.plan import MemoryClass, Task, TaskKind
 
 
 class Place(NamedTuple):
@@ -32,6 +32,7 @@ class Place(NamedTuple):
     context: RankContext
     step: StepState
     microbatch: int
+    again: bool = False
 
 
 def forward(context: RankContext, step: StepState, task: Task) -> None:
@@ -48,7 +49,7 @@ def forward(context: RankContext, step: StepState, task: Task) -> None:
 def recompute(context: RankContext, step: StepState, task: Task) -> None:
     """Run islands again, this time keeping their graphs."""
     for island in context.routes.islands_of(task):
-        place = Place(context, step, task.microbatch)
+        place = Place(context, step, task.microbatch, again=True)
         outputs = _run(place, island, names=island.inputs_again, keep=True)
         for value, tensor in outputs.items():
             step.put(task.microbatch, made_again(value), tensor.detach())
@@ -78,7 +79,7 @@ def backward_inputs(context: RankContext, step: StepState, task: Task) -> None:
 
 
 def _backward_inputs(place: Place, island: Island) -> None:
-    context, step, microbatch = place
+    context, step, microbatch, _ = place
     graph = step.graphs.pop((microbatch, island.first))
     seeds = _seeds(place, graph)
     parameters = trained_parameters(context, island)
@@ -121,6 +122,7 @@ def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[
         if known is None:
             known = torch.zeros(place.context.shape(value, place.microbatch), dtype=entry.dtype)
         place.step.add_gradient(place.microbatch, value, ((island.stage, island.first), known))
+    _close_rings(place, island, TaskKind.B)
     last_reads = place.context.routes.last_reads_again.get((island.stage, island.first), ())
     place.step.forget_gathered(place.microbatch, last_reads)
 
@@ -211,13 +213,20 @@ def call_island(
         arguments += [context.state.parameters[name] for name in code.parameters]
         arguments += [context.program.buffers[name] for name in code.buffers]
         if code.keyed:
-            arguments.append(context.here(place.step, place.microbatch, number))
+            arguments.append(context.here(place.step, (place.microbatch, number), again=place.again))
         made = code.run(*arguments)
         tensors |= {(number, i): tensor for i, tensor in enumerate(made)}
         if watch is not None:
             for tensor in made:
                 watch(tensor)
+    _close_rings(place, island, TaskKind.R if place.again else TaskKind.F)
     return {value: tensors[value] for value in island.outputs}
+
+
+def _close_rings(place: Place, island: Island, phase: TaskKind) -> None:
+    """Let the shifts around the attention of an island end."""
+    for segment in place.context.places.rings.intersection(range(island.first, island.last + 1)):
+        place.context.ring(place.step, place.microbatch, segment, phase=phase).close()
 
 
 def _open_end(result: Tensor) -> OpenEnd:

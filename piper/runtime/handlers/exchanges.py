@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_models.errors import check_invariant
 from piper.runtime.borders import Role, Value, pass_of
 from piper.runtime.context import RankContext
 from piper.runtime.dtypes import DTYPES
-from piper.runtime.handlers import routing
+from piper.runtime.handlers import rings, routing
 from piper.runtime.handlers.compute import finite
 from piper.runtime.local_shapes import token_dim
 from piper.runtime.step import StepState
@@ -38,7 +37,7 @@ def exchange(context: RankContext, step: StepState, task: Task) -> None:
         case Role.CROSS:
             _turn_tensors(context, step, task)
         case Role.RING:
-            check_invariant(False, "a ring shift")
+            rings.shift(context, step, task)
 
 
 def _turn_tensors(context: RankContext, step: StepState, task: Task) -> None:
@@ -97,6 +96,8 @@ def _crossed(context: RankContext, step: StepState, task: Task, *, value: Value,
     if border.region.axis == "tp":
         return _turned(context, task, tensor, value=value)
     inwards = border.enters is (pass_of(task) is not TaskKind.B)
+    if border.region.axis == "cp":
+        return _heads_for_tokens(context, task, tensor, value=value)
     ways = routing.known_routing(step, task, border.region)
     carry = routing.to_experts if inwards else routing.from_experts
     return carry(context, task, tensor, ways=ways)
@@ -126,6 +127,23 @@ def _turned(context: RankContext, task: Task, tensor: Tensor, *, value: Value) -
         shard = context.reducer.reduce_scatter(pieces.reshape(-1), group=group, size=size)
         whole = shard.view(pieces.shape[1:])
     return whole.flatten(0, 1) if where.flat else whole
+
+
+def _heads_for_tokens(context: RankContext, task: Task, tensor: Tensor, *, value: Value) -> Tensor:
+    """Return all tokens for a part of the heads, in their order; or out of the region the reverse."""
+    group, size = context.group(task)
+    if group is None:
+        return tensor
+    border = context.routes.borders.all[context.routes.exchange(task).border]
+    inwards = border.enters is (pass_of(task) is not TaskKind.B)
+    tokens, heads = context.turning_dims(value, task.microbatch, border)
+    order = torch.tensor([token for piece in context.places.ring[1] for token in piece])
+    leaving = tensor if inwards else tensor.index_select(tokens, order)
+    parts = torch.stack(leaving.chunk(size, dim=heads if inwards else tokens))
+    arrived = torch.empty_like(parts)
+    dist.all_to_all_single(arrived, parts, group=group)
+    joined = torch.cat(tuple(arrived), dim=tokens if inwards else heads)
+    return joined.index_select(tokens, order.argsort()) if inwards else joined
 
 
 def _agree_on_rows(context: RankContext, step: StepState, task: Task) -> None:

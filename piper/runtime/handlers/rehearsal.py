@@ -22,6 +22,7 @@ def rehearse(context: RankContext) -> dict[tuple[int, int], Halves]:
     found: dict[tuple[int, int], Halves] = {}
     batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
     step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger())
+    step.alone = True
     for task in context.routes.tasks:
         for island in context.routes.islands_back(task) if task.kind is TaskKind.BI else ():
             key = (island.first, context.micro_batch(task.microbatch))

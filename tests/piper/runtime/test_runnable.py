@@ -39,9 +39,11 @@ def with_regions(*regions: Region) -> Plan:
     return replace(plan(), cuts=Cuts(regions=regions))
 
 
-def test_cut_sequences_are_refused() -> None:
-    with pytest.raises(JobError, match=r"(?s)cp=2.*run with cp=1"):
-        require_runnable(with_regions(Region(axis="cp", first=1, last=1, degree=2)))
+def test_sequences_that_do_not_divide_are_refused() -> None:
+    cuts = Cuts(regions=(Region(axis="cp", first=1, last=1, degree=3, method="ring"),), balanced=True)
+    mesh = Mesh(axes=(("cp", 3), ("dp", 1), ("pp", 2)))
+    with pytest.raises(JobError, match=r"(?s)in 6 pieces.*use a multiple of 6 as --seq-len"):
+        require_runnable(replace(plan(), cuts=cuts, mesh=mesh))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_stages_with_meshes_of_their_own_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [(TaskKind.OFFLOAD, "offload"), (TaskKind.RING_SHIFT, "directive")],
+    [(TaskKind.OFFLOAD, "offload"), (TaskKind.RELOAD, "offload")],
 )
 def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
     kinds = plan().device_plans[0].tasks.kind.copy()
