@@ -31,7 +31,7 @@ from piper.capture.records import (
 )
 from piper.capture.regions import Regions, region_of
 from piper.capture.run import Run
-from piper.capture.split import SplitBackward, output_gradients_read, split_backward
+from piper.capture.split import SplitBackward, split_backward
 from piper.capture.tokens import mark_token_dims
 from piper.errors import ModelError
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
@@ -105,6 +105,10 @@ def assemble(
             zip(trained.recorder.segments, outputs[0], outputs[2], strict=True)
         )
     )
+    segments = tuple(
+        replace(segment, shared_gradients=shared) if shared else segment
+        for segment, shared in zip(segments, costs.shared_gradients(trained), strict=True)
+    )
     parameters = tuple(
         Parameter(name=name, shape=tuple(parameter.shape), trainable=parameter.requires_grad)
         for name, parameter in module.named_parameters()
@@ -166,7 +170,11 @@ class Costs:
         if key not in self._of_record:
             gathered = run.recorder.regions.gathered_storages() if cut is not None else {}
             whole = {s: nbytes for s, nbytes in saved_inside(original, own).items() if s in gathered}
-            self._of_record[key] = self._backward(original, (own, outputs), extra=extra, cut=cut) | {
+            self._of_record[key] = self._backward(original, own, extra=extra, cut=cut) | {
+                "output_gradients_for_weights": tuple(
+                    value.requires_grad and self._late_gradient(record, mine) is not None
+                    for mine, value in zip(own, outputs, strict=True)
+                ),
                 "saved_whole_bytes": sum(whole.values()),
                 "saved_gathers_bytes": sum(nbytes for storage, nbytes in whole.items() if gathered[storage]),
             }
@@ -175,12 +183,11 @@ class Costs:
     def _backward(
         self,
         original: SegmentRecord,
-        values: tuple[Sequence[Value], Sequence[Value]],
+        own: Sequence[Value],
         *,
         extra: tuple[Operation, ...],
         cut: frozenset[int] | None,
     ) -> dict[str, Any]:
-        own, outputs = values
         split = self._split(original)
         kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
         saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
@@ -203,11 +210,30 @@ class Costs:
             "outputs_saved": kept_outputs(own, original.saved),
             "inputs_saved_for_weights": kept_inputs(original, original.saved.keys() & late),
             "outputs_saved_for_weights": kept_outputs(own, original.saved.keys() & late),
-            "output_gradients_for_weights": tuple(
-                value.requires_grad and read
-                for value, read in zip(outputs, output_gradients_read(original, late, own), strict=True)
-            ),
         }
+
+    def shared_gradients(self, run: Run) -> list[tuple[int, ...]]:
+        """Return `CapturedSegment.shared_gradients` of all segments."""
+        keys = [
+            [self._late_gradient(record, value) for value in _own_values(record, outputs)]
+            for record, outputs in zip(run.recorder.segments, run.outputs, strict=True)
+        ]
+        times = Counter(key for row in keys for key in row if key is not None)
+        numbers = {key: i for i, key in enumerate(k for k, count in times.items() if count > 1)}
+        return [
+            tuple(-1 if key is None else numbers.get(key, -1) for key in row)
+            if numbers.keys() & {key for key in row if key is not None}
+            else ()
+            for row in keys
+        ]
+
+    def _late_gradient(self, record: Record, output: Value) -> tuple[int, int] | None:
+        """Return what identifies the gradient of an output if BW reads it: the recording, and its storage."""
+        original = _original(record)
+        storage = original.output_grads.get(output)
+        if storage is None or storage not in self._split(original).reads:
+            return None
+        return (record.block if isinstance(record, ReplayRecord) else -1), storage
 
     def _split(self, record: SegmentRecord) -> SplitBackward:
         if id(record) not in self._splits:

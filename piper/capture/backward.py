@@ -32,6 +32,8 @@ def backward_of(
         name = recorder.parameters[address_of(parameter)]
         if grad is not None and users.get(name, 0) > 1:
             recorder.drop_sums(grad)
+        elif grad is not None:
+            recorder.keep_parameter_gradient(recorder.book.storage_of(grad).number)
     return [grad is not None for grad in grads[: len(takes)]]
 
 

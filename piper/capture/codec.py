@@ -14,7 +14,7 @@ from cost_models.ops import Operation, OpKind, merge_equal
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import LayerFacts, ModelFacts, Parameter, TensorSpec
 
-FORMAT = 7
+FORMAT = 8
 
 PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 """Passes of a segment; a body starts with their numbers."""
@@ -90,6 +90,7 @@ def to_json(model: CapturedModel, *, details: Details = _plain) -> dict[str, Any
                 segment.inputs,
                 [dim for _, dim in segment.tensor_layout],
                 segment.tensor_refused,
+                segment.shared_gradients,
             ]
         )
     return {
@@ -135,9 +136,10 @@ def from_json(data: dict[str, Any]) -> CapturedModel:
                 inputs=tuple((source, output) for source, output in inputs),
                 tensor_layout=tuple(zip(parameters, layout, strict=False)),
                 tensor_refused=tuple(refused),
+                shared_gradients=tuple(shared),
                 **bodies[body],
             )
-            for body, name, tags, parameters, inputs, layout, refused in data["segments"]
+            for body, name, tags, parameters, inputs, layout, refused, shared in data["segments"]
         ),
         buffer_bytes=data["buffer_bytes"],
         micro_batch=data["micro_batch"],

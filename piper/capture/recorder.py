@@ -199,8 +199,26 @@ class Recorder(TorchDispatchMode):
         elif address_of(tensor) not in self.buffers:
             value = self._value_of(tensor)
             if value is not None and value.producer != record.index and not self._made_here(tensor, record):
+                self.follow(tensor, value)
                 value.requires_grad = value.requires_grad or tensor.requires_grad
                 record.inputs.setdefault(value)
+
+    def follow(self, tensor: Tensor, value: Value) -> None:
+        """Note, when it comes, the storage of the gradient of a tensor that leaves its segment."""
+        record = self.segments[value.producer] if value.producer >= 0 else None
+        if value.requires_grad or not tensor.requires_grad or not isinstance(record, SegmentRecord):
+            return
+
+        def note(gradient: Tensor) -> None:
+            record.output_grads.setdefault(value, self.book.storage_of(gradient).number)
+
+        tensor.register_hook(note)  # type: ignore[no-untyped-call]
+
+    def keep_parameter_gradient(self, number: int) -> None:
+        """Note that a storage is the gradient of a parameter, or a part of it."""
+        maker = self.segments[self._grad_maker[number]] if number in self._grad_maker else None
+        if isinstance(maker, SegmentRecord):
+            maker.parameter_grads.add(number)
 
     def pass_gradient(self, tensor: Tensor, segment: int | None) -> None:
         """Note that `segment` (None: whoever called) takes a gradient that a later segment may have made."""
@@ -241,6 +259,8 @@ class Recorder(TorchDispatchMode):
                 for source in step.reads:
                     maker.backward.keep(source)
                 pending.extend(step.reads)
+            else:
+                self.keep_parameter_gradient(number)
 
     def __torch_dispatch__(  # noqa: PLR0917
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -299,7 +319,7 @@ class Recorder(TorchDispatchMode):
         if self.backward:
             for tensor in event.reads:
                 self.pass_gradient(tensor, segment)
-                self._receive_gradient(tensor, segment)
+                self._receive_kept(tensor, segment)
         else:
             self._link_values(event, segment)
             self.vocabulary.note(event.op, event.args)
@@ -337,8 +357,8 @@ class Recorder(TorchDispatchMode):
             elif known.producer != segment:
                 self._views.setdefault(known, {})[segment] = None
 
-    def _receive_gradient(self, tensor: Tensor, segment: int | None) -> None:
-        """Note the first sight of a gradient that a segment did not make, and of what F made and it kept."""
+    def _receive_kept(self, tensor: Tensor, segment: int | None) -> None:
+        """Note the first sight of what F made and a segment kept."""
         record = None if segment is None else self.segments[segment]
         address = address_of(tensor)
         fixed = address in self.parameters or address in self.buffers
@@ -348,8 +368,6 @@ class Recorder(TorchDispatchMode):
             if number < self._first_of_backward:
                 record.saved.setdefault(number, storage.nbytes)  # kept by hand (`ctx.x = x`), or an input
                 record.keepers.setdefault(number, _kept_by_hand(tensor))
-            elif number not in record.backward.allocated and number not in record.saved:
-                record.grads_in.setdefault(number, tuple(tensor.shape))
 
     def _add_step(self, event: _Event, segment: int) -> None:
         record = self.segments[segment]

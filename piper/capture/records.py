@@ -140,7 +140,8 @@ class SegmentRecord:
         saved: storages kept for backward, with bytes.
         keepers: for each of them, why.
         grads_out: storages of gradients that earlier segments take.
-        grads_in: storages of gradients that later segments made, with the shape in which they came.
+        output_grads: storages of the gradients of its outputs, summed over all who take them.
+        parameter_grads: storages of gradients of parameters that it makes.
     """
 
     index: int
@@ -152,7 +153,8 @@ class SegmentRecord:
     saved: dict[int, int] = field(default_factory=dict)
     keepers: dict[int, Keeper] = field(default_factory=dict)
     grads_out: dict[int, None] = field(default_factory=dict)
-    grads_in: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    output_grads: dict[Value, int] = field(default_factory=dict)
+    parameter_grads: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)

@@ -372,6 +372,10 @@ def _backward(
     parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
     if not roots or not (takes or parameters):
         return tuple(False for _ in leaves)
+    for leaf in roots:
+        value = inner.book.value_of(leaf)
+        if value is not None:
+            inner.follow(leaf, value)
     got = dict(
         zip(map(id, takes), backward_of(inner, roots, takes=takes, parameters=parameters), strict=True)
     )

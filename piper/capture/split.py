@@ -5,15 +5,15 @@ A backward slice over storages: an operator belongs to BI if it writes what the 
 computed from, so that the classes follow from the dataflow, not from names. A kernel that makes both kinds
 of gradients (norms, embeddings beside an input gradient) is in BI. Where no input gets a gradient, BW is
 all of B. BW runs later: what it reads of the saved tensors, of the gradients that BI made and of the
-gradients of the segment's outputs stays alive until then.
+gradients of the segment's outputs stays alive until then. Gradients of parameters that BI makes wait for
+BW, too, which adds them to those of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piper.capture.records import PassRecord, SegmentRecord, Step, Value
+from piper.capture.records import PassRecord, SegmentRecord, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +22,7 @@ class SplitBackward:
 
     Args:
         inputs, weights: BI and BW, in the order of B.
-        made: gradients that BI makes and BW reads: storage -> bytes.
+        made: gradients that BI makes and BW reads, or adds to those of the step: storage -> bytes.
         reads: every storage that BW reads.
     """
 
@@ -38,24 +38,13 @@ def split_backward(record: SegmentRecord) -> SplitBackward:
     early, late = _sliced(whole.steps, wanted=set(record.grads_out) if has_input_gradient else set())
     written_early = {storage for step in early for storage in step.writes}
     reads = frozenset(storage for step in late for storage in step.reads)
+    waiting = reads | record.parameter_grads
     return SplitBackward(
-        inputs=whole.part(early, made=written_early, kept=reads),
+        inputs=whole.part(early, made=written_early, kept=waiting),
         weights=whole.part(late, made=whole.allocated.keys() - written_early, kept=()),
-        made={n: nbytes for n, nbytes in whole.allocated.items() if n in written_early and n in reads},
+        made={n: nbytes for n, nbytes in whole.allocated.items() if n in written_early and n in waiting},
         reads=reads if has_input_gradient else reads.union(record.saved),
     )
-
-
-def output_gradients_read(
-    record: SegmentRecord, reads: frozenset[int], outputs: Sequence[Value]
-) -> tuple[bool, ...]:
-    """Return for each output whether its gradient is among `reads`.
-
-    A gradient has the shape of its output; outputs of one shape count alike.
-    """
-    shapes = {shape for storage, shape in record.grads_in.items() if storage in reads}
-    known = {value.shape for value in outputs}
-    return tuple(value.shape in shapes or not shapes <= known for value in outputs)
 
 
 def _sliced(steps: list[Step], *, wanted: set[int]) -> tuple[list[Step], list[Step]]:

@@ -117,10 +117,7 @@ class Liveness:
     def _backward(self, position: int, node: Node) -> None:
         """Add the gradients that a B or BI makes: for other tasks of this device, and to be sent."""
         if node.kind is TaskKind.BI:
-            kept = (node.stage, MemoryClass.ACTIVATIONS, "gradients for weights")
-            for segment in span(node):
-                size = self.local.gradients_for_weights_bytes(segment)
-                self._add(position, self._readers.weight_tasks(segment), size, what=kept)
+            self._gradients_for_weights(position, node)
         flowing = (node.stage, MemoryClass.WORKSPACE, "gradient of activations")
         leaving = (node.stage, MemoryClass.COMMUNICATION, "gradient to send")
         for edge in self.graph.outgoing.get(node.uid, ()):
@@ -129,8 +126,9 @@ class Liveness:
             if place is None or target.kind is TaskKind.BW:
                 continue
             if target.kind in BACKWARD:
-                size = self.local.values_bytes(gradient_values(self.local, node, target))
-                self._add(position, [place], size, what=flowing)
+                for value in gradient_values(self.local, node, target):
+                    tasks = [place, *self._readers.late_tasks(value, target=target)]
+                    self._add(position, tasks, self.local.value_bytes(value), what=flowing)
             elif target.is_exchange:
                 taken = self._taken(node, target.values)
                 size = sum(self.local.exchange_bytes(target, value)[0] for value in taken)
@@ -139,6 +137,21 @@ class Liveness:
                 crossing = self.graph.crossings[target.edge].grad_values
                 size = self.local.outside_values_bytes(self._taken(node, crossing))
                 self._add(position, [place], size, what=leaving)
+
+    def _gradients_for_weights(self, position: int, node: Node) -> None:
+        """Add what BI leaves to BW of the gradients that it makes or sums up."""
+        kept = (node.stage, MemoryClass.ACTIVATIONS, "gradients for weights")
+        shared: set[tuple[int, ...]] = set()
+        for segment in span(node):
+            tasks = self._readers.weight_tasks(segment)
+            self._add(position, tasks, self.local.gradients_for_weights_bytes(segment), what=kept)
+            numbers = self.local.segment(segment).shared_gradients
+            for output in range(len(self.local.segment(segment).outputs)):
+                value = (segment, output)
+                one = (numbers[output] if numbers else NONE, *tasks)
+                if self._readers.is_summed_for_weights(value, node) and one not in shared:
+                    self._add(position, tasks, self.local.value_bytes(value), what=kept)
+                    shared |= {one} if one[0] != NONE else set()
 
     def _exchange(self, position: int, node: Node) -> None:
         """Add what an exchange leaves behind: F and R until the tasks that saved it, B until it is read."""
@@ -154,6 +167,8 @@ class Liveness:
                 kept += self._readers.kept_for(value, through=node)
             elif node.phase is TaskKind.R:
                 kept += self._readers.remade_for(value, through=node)
+            else:
+                kept += self._late(value, targets)
         kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
         self._add(position, targets + kept, size, what=(node.stage, kind, "exchanged tensors"))
 
@@ -162,11 +177,17 @@ class Liveness:
         down = node.kind is TaskKind.RECV_F
         text = "received activation" if down else "received gradient"
         for value in crossing.values if down else crossing.grad_values:
-            kept = self._readers.kept_for(value, through=node) if down else []
             readers = self._readers.of_received(node, value)
+            kept = self._readers.kept_for(value, through=node) if down else self._late(value, readers)
             size = self.local.message_bytes(crossing, (value,))
             kind = MemoryClass.ACTIVATIONS if kept else MemoryClass.COMMUNICATION
             self._add(position, readers + kept, size, what=(node.stage, kind, text))
+
+    def _late(self, value: Value, readers: Iterable[int]) -> list[int]:
+        """Return the BW that read a gradient which BI takes as it came."""
+        return [
+            late for reader in readers for late in self._readers.late_tasks(value, target=self.nodes[reader])
+        ]
 
     def _scratch(self, position: int, node: Node) -> None:
         size = max(self._workspace(segment, node) for segment in span(node))

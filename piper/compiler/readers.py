@@ -200,6 +200,36 @@ class Readers:
         found = [self._backward_tasks[segment]] if segment in self._backward_tasks else []
         return found + (self.weight_tasks(segment) if weights else [])
 
+    def late_tasks(self, value: Value, *, target: Node) -> list[int]:
+        """Return the BW that reads a gradient which the BI `target` takes as it came, from one task."""
+        if not self._is_late(value, target) or self._gradient_parts(value, target) != 1:
+            return []
+        return self.weight_tasks(value[0])
+
+    def is_summed_for_weights(self, value: Value, node: Node) -> bool:
+        """Return whether a BI makes, or sums up, the whole gradient of an output that BW reads."""
+        return self._is_late(value, node) and self._gradient_parts(value, node) != 1
+
+    def _is_late(self, value: Value, node: Node) -> bool:
+        segment, output = value
+        late = self.local.segment(segment).output_gradients_for_weights
+        return node.kind is TaskKind.BI and segment in span(node) and bool(late) and late[output]
+
+    def _gradient_parts(self, value: Value, node: Node) -> int:
+        """Return from how many other tasks a BI takes parts of a gradient; 0 where it makes one itself."""
+        if any(consumer in span(node) for consumer, _ in self.local.consumers.get(value, ())):
+            return 0
+        sources = [self.graph.node[edge.source] for edge in self.graph.incoming.get(node.uid, ())]
+        return sum(source.uid in self.position and self._gives(source, value) for source in sources)
+
+    def _gives(self, node: Node, value: Value) -> bool:
+        """Return whether a task gives a gradient of a boundary tensor to what made it."""
+        if node.kind is TaskKind.RECV_B:
+            return value in self.graph.crossings[node.edge].grad_values
+        if node.is_exchange:
+            return node.phase in BACKWARD and value in node.values
+        return node.kind in BACKWARD and any(value in self.local.segment(i).inputs for i in span(node))
+
     def weight_tasks(self, segment: int) -> list[int]:
         """Return the BW of a segment."""
         return [self._bw_tasks[segment]] if segment in self._bw_tasks else []

@@ -218,6 +218,8 @@ class Deferring(TorchDispatchMode):
         if isinstance(results, Layout):
             self._made += 1
             return LateTensor.standing_for(results, self._made)
+        if results is None:
+            return None
         if isinstance(results, Argument):
             return args[results.position]
         return type(results)(self._stand_ins(item, args) for item in results)
@@ -273,7 +275,7 @@ class Rehearsal(TorchDispatchMode):
         changed = given[:1] if func._schema.is_mutable else []
         storages = [self._storage(tensor) for tensor in given]
         made = [self._storage(tensor) for tensor in tensors_in(result)]
-        put_off = isinstance(result, Tensor) or _all_tensors(result)
+        put_off = isinstance(result, Tensor) or _only_tensors(result)
         changes = frozenset(map(self._storage, changed))
         self._seen.append(
             _Seen(
@@ -312,13 +314,17 @@ class Rehearsal(TorchDispatchMode):
         return address
 
 
-def _all_tensors(result: Any) -> bool:
-    """Return whether an operator gave back tensors and nothing else; only then can it wait."""
-    return isinstance(result, list | tuple) and all(isinstance(item, Tensor) for item in result)
+def _only_tensors(result: Any) -> bool:
+    """Return whether an operator gave back tensors (or None) and nothing else; only then can it wait."""
+    return isinstance(result, list | tuple) and all(
+        item is None or isinstance(item, Tensor) for item in result
+    )
 
 
 def _layouts(result: Any, args: Sequence[Any]) -> Any:
     """Return the layouts of results; the position of the argument where one is returned itself."""
+    if result is None:
+        return None
     if not isinstance(result, Tensor):
         return type(result)(_layouts(item, args) for item in result)
     for position, given in enumerate(args):

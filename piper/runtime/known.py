@@ -169,8 +169,11 @@ def _digest(plan: Plan, program: Program) -> str:
     facts += [sorted(places_of_tags(plan, program).items())]
     for rank in range(plan.num_pipeline_ranks):
         routes = Routes(plan=plan, pipeline_rank=rank)
-        facts += [routes.device.stages, sorted(routes.accumulation_order.items())]
-        facts += [sorted(offsets(plan, rank, bucket)) for bucket in owned_buckets(plan, rank)]
+        facts += [routes.device.stages, sorted(routes.accumulation_runs.items())]
+        facts += [
+            (sorted(offsets(plan, rank, bucket)), routes.levels(bucket))
+            for bucket in owned_buckets(plan, rank)
+        ]
     for rank in range(plan.num_ranks):
         home = plan.pipeline_rank_of(rank)
         facts += [counted_ranges(plan, rank, bucket) for bucket in owned_buckets(plan, home)]

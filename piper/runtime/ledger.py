@@ -10,7 +10,7 @@ copy that a forward takes of it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock, local
 from time import perf_counter_ns
@@ -21,6 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from piper.errors import RunFailedError
 from simulator.plan import MemoryClass
+
+Elsewhere = Callable[[Tensor], Callable[[], Tensor] | None]
+
+
+def _nowhere(_tensor: Tensor) -> None:
+    """Say of every tensor that it must be kept."""
 
 
 class Ledger:
@@ -89,16 +95,15 @@ class Ledger:
                 self.log.append((perf_counter_ns(), totals))
 
     @contextmanager
-    def saved(self, deferred: Mapping[int, Callable[[], Tensor]] | None = None) -> Iterator[None]:
+    def saved(self, elsewhere: Elsewhere = _nowhere) -> Iterator[None]:
         """Hold what autograd saves inside the block (parameters are held already and cost nothing more).
 
         Args:
-            deferred: address of a storage that is not kept -> where its tensor comes from in B.
+            elsewhere: returns where the memory of a tensor that is not kept comes from in B, or None.
         """
-        elsewhere = deferred or {}
 
         def pack(tensor: Tensor) -> _Saved | _Deferred:
-            fetch = elsewhere.get(tensor.untyped_storage().data_ptr())
+            fetch = elsewhere(tensor)
             return _Saved(self, tensor) if fetch is None else _Deferred(fetch, tensor)
 
         with saved_tensors_hooks(pack, lambda saved: saved.unpack()):

@@ -163,6 +163,7 @@ def _verifier(job: RankJob, report: Report) -> Verifier | None:
 
 def _context(job: RankJob, groups: Groups) -> RankContext:
     plan = job.plan
+    routes = Routes(plan=plan, pipeline_rank=plan.pipeline_rank_of(job.rank))
     ledger = Ledger()
     for buffer in job.program.buffers.values():
         ledger.hold(buffer, MemoryClass.WORKSPACE)
@@ -170,9 +171,9 @@ def _context(job: RankJob, groups: Groups) -> RankContext:
         rank=job.rank,
         plan=plan,
         program=job.program,
-        routes=Routes(plan=plan, pipeline_rank=plan.pipeline_rank_of(job.rank)),
+        routes=routes,
         settings=job.settings,
-        state=RankState.new(plan, rank=job.rank, settings=job.settings, ledger=ledger),
+        state=RankState.new(routes, rank=job.rank, settings=job.settings, ledger=ledger),
         groups=groups,
         reducer=Reducer(ordered=job.settings.reductions == "ordered"),
         ledger=ledger,

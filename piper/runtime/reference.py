@@ -16,7 +16,7 @@ from piper.annotation import Trace, tracing
 from piper.capture.calling import loss_of
 from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places_of_tags
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
-from piper.runtime.init import initial_value, samples_of
+from piper.runtime.init import initial_value, replica_of, samples_of
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
 from piper.runtime.pieces import index_of, piece_of
 from piper.runtime.program import Program
@@ -65,16 +65,13 @@ class SameTree:
         self.leaves = _stage_leaves(plan, self.module)
         self.places = places_of_tags(plan, program)
         self.shared = parameters_of_several_islands(plan)
-        self.orders = [
-            Routes(plan=plan, pipeline_rank=rank).accumulation_order
-            for rank in range(plan.num_pipeline_ranks)
-        ]
-        self.home = {stage: device.pipeline_rank for device in plan.device_plans for stage in device.stages}
+        self.routes = [Routes(plan=plan, pipeline_rank=rank) for rank in range(plan.num_pipeline_ranks)]
+        self.homes = _homes(plan)
         self.trained = {key: leaf for key, leaf in self.leaves.items() if leaf.requires_grad}
-        self.leaf_of = {(self.home[stage], name): leaf for (stage, name), leaf in self.trained.items()}
-        self.masters = {
-            holder: _master(holder[1], leaf, settings.seed) for holder, leaf in sorted(self.leaf_of.items())
+        self.leaf_of = {
+            (home, name): leaf for (stage, name), leaf in self.trained.items() for home in self.homes[stage]
         }
+        self.masters = _masters(self.leaf_of, seed=settings.seed)
         self.optimizers = {
             holder: ShardState.new(settings.optimizer, master) for holder, master in self.masters.items()
         }
@@ -86,7 +83,7 @@ class SameTree:
             self._replica(replica, number, batch, losses=losses) for replica in range(self.plan.batch_shares)
         ]
         gradients = {
-            holder: sum_in_order(torch.stack([sums[holder] for sums in replicas])) for holder in self.masters
+            holder: self._reduced(holder, [sums[holder] for sums in replicas]) for holder in self.masters
         }
         norm, factor = self._clip(gradients)
         for holder, optimizer in self.optimizers.items():
@@ -107,12 +104,12 @@ class SameTree:
 
     def _replica(
         self, replica: int, number: int, batch: Tensor, *, losses: dict[tuple[int, int], float]
-    ) -> dict[Holder, Tensor]:
-        """Return the gradient sums of one replica, tied holders summed."""
+    ) -> dict[Holder, list[Tensor]]:
+        """Return the gradient sums of one replica, run by run; those of tied holders summed."""
         sums = _Accumulator(
-            orders=self.orders,
-            home=self.home,
-            sums={holder: torch.zeros_like(master) for holder, master in self.masters.items()},
+            runs=[routes.accumulation_runs for routes in self.routes],
+            homes=self.homes,
+            shapes={holder: master.shape for holder, master in self.masters.items()},
         )
         for microbatch in self._microbatch_order():
             samples = samples_of(self.plan, replica=replica, microbatch=microbatch)
@@ -136,13 +133,31 @@ class SameTree:
         names = {id(p): name for name, p in self.module.named_parameters() if name in self.shared}
         return IslandCuts(names, self.leaves, places=self.places, trace=trace)
 
-    def _sum_tied(self, sums: dict[Holder, Tensor]) -> None:
+    def _sum_tied(self, sums: dict[Holder, list[Tensor]]) -> None:
         for name in sorted({name for _, name in sums}):
             holders = sorted(holder for holder in sums if holder[1] == name)
             if len(holders) > 1:
-                total = sum_in_order(torch.stack([sums[holder] for holder in holders]))
+                total = sum_in_order(torch.stack([_added_up(sums[holder]) for holder in holders]))
                 for holder in holders:
-                    sums[holder] = total
+                    sums[holder] = [total]
+
+    def _reduced(self, holder: Holder, replicas: list[list[Tensor]]) -> Tensor:
+        """Return the sum over the runs of all replicas, level by level [Note: summation tree]."""
+        home, name = holder
+        routes = self.routes[home]
+        bucket = routes.bucket_of[name]
+        if routes.device.buckets[bucket].kind == "expert":  # their tokens come from all replicas
+            return sum_in_order(torch.stack([_added_up(runs) for runs in replicas]))
+        for level in routes.levels(bucket):
+            if not level.per_run:
+                replicas = [[_added_up(runs)] for runs in replicas]
+            shares = [dict.fromkeys(replica_of(self.plan, rank) for rank in ranks) for ranks in level.members]
+            for numbers in dict.fromkeys(map(tuple, shares)):
+                parts = zip(*(replicas[number] for number in numbers), strict=True)
+                total = [sum_in_order(torch.stack(part)) for part in parts]
+                for number in numbers:
+                    replicas[number] = total
+        return _added_up(replicas[0])
 
     def _clip(self, gradients: dict[Holder, Tensor]) -> tuple[float | None, float]:
         limit = self.plan.training.clip_grad_norm
@@ -163,15 +178,21 @@ class SameTree:
     def _write_back(self) -> None:
         with torch.no_grad():
             for (stage, name), leaf in self.leaves.items():
-                holder = (self.home[stage], name)
+                holder = (self.homes[stage][0], name)
                 if holder in self.masters:
                     leaf.copy_(self.masters[holder])
 
     def _microbatch_order(self) -> list[int]:
         """Return all microbatches, in the order in which the first sum needs them."""
-        first = next((pairs for order in self.orders for pairs in order.values()), ())
+        orders = (routes.accumulation_order for routes in self.routes)
+        first = next((pairs for order in orders for pairs in order.values()), ())
         every = range(self.plan.training.num_microbatches)
         return list(dict.fromkeys([*(microbatch for _, microbatch in first), *every]))
+
+
+def _added_up(runs: list[Tensor]) -> Tensor:
+    """Return the sum of the runs of a step, in order."""
+    return runs[0] if len(runs) == 1 else sum_in_order(torch.stack(runs))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,28 +200,39 @@ class _Accumulator:
     """Adds gradients in the order of the plan; one that comes too early waits.
 
     Args:
-        orders: per pipeline rank, parameter -> (stage, microbatch) in order.
-        home: stage -> pipeline rank.
-        sums: fp32.
+        runs: per pipeline rank, parameter -> runs of (stage, microbatch) in order.
+        homes: stage -> pipeline ranks; with two, each takes microbatches of its own.
+        shapes: of all gradients.
+        sums: fp32, run by run.
     """
 
-    orders: Sequence[dict[str, tuple[tuple[int, int], ...]]]
-    home: dict[int, int]
-    sums: dict[Holder, Tensor]
+    runs: Sequence[dict[str, tuple[tuple[tuple[int, int], ...], ...]]]
+    homes: dict[int, tuple[int, ...]]
+    shapes: dict[Holder, torch.Size]
+    sums: dict[Holder, list[Tensor]] = field(init=False)
+    _order: dict[Holder, tuple[tuple[int, tuple[int, int]], ...]] = field(init=False)
     _early: dict[tuple[int, int, str], Tensor | None] = field(default_factory=dict)
     _next: dict[Holder, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sums, self._order = {}, {}
+        for holder, shape in self.shapes.items():
+            runs = self.runs[holder[0]].get(holder[1], ((),))
+            self.sums[holder] = [torch.zeros(shape) for _ in runs]
+            self._order[holder] = tuple((number, pair) for number, run in enumerate(runs) for pair in run)
 
     def add(self, microbatch: int, gradients: dict[tuple[int, str], Tensor | None]) -> None:
         """Take the gradients of one microbatch, by (stage, parameter)."""
         for (stage, name), gradient in gradients.items():
             self._early[stage, microbatch, name] = gradient
         for rank, name in self.sums:
-            order = self.orders[rank].get(name, ())
+            order = self._order[rank, name]
             at = self._next.get((rank, name), 0)
-            while at < len(order) and (*order[at], name) in self._early:
-                gradient = self._early.pop((*order[at], name))
+            while at < len(order) and (*order[at][1], name) in self._early:
+                run, pair = order[at]
+                gradient = self._early.pop((*pair, name))
                 if gradient is not None:
-                    self.sums[rank, name].add_(gradient.float())
+                    self.sums[rank, name][run].add_(gradient.float())
                 at += 1
             self._next[rank, name] = at
 
@@ -208,7 +240,7 @@ class _Accumulator:
         """Add what the plan's order does not mention: the reference counts every microbatch."""
         for (stage, _, name), gradient in sorted(self._early.items(), key=lambda item: item[0]):
             if gradient is not None:
-                self.sums[self.home[stage], name].add_(gradient.float())
+                self.sums[self.homes[stage][0], name][-1].add_(gradient.float())
         self._early.clear()
 
 
@@ -266,11 +298,26 @@ def fresh_module(plan: Plan, source: Source, *, seed: int) -> nn.Module:
     return module
 
 
-def _master(name: str, leaf: Tensor, seed: int) -> Tensor:
-    """Return the fp32 values that the optimizer changes: the leaf's own memory where it is fp32."""
-    if leaf.dtype == torch.float32:
-        return leaf.detach()
-    return initial_value(name, tuple(leaf.shape), seed=seed)
+def _homes(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return stage -> the pipeline ranks that have it."""
+    homes: dict[int, tuple[int, ...]] = {}
+    for device in plan.device_plans:
+        for stage in device.stages:
+            homes[stage] = (*homes.get(stage, ()), device.pipeline_rank)
+    return homes
+
+
+def _masters(leaf_of: dict[Holder, Tensor], *, seed: int) -> dict[Holder, Tensor]:
+    """Return the fp32 values that the optimizer changes: the memory of an fp32 leaf, for its first holder."""
+    found: dict[Holder, Tensor] = {}
+    taken: set[int] = set()
+    for holder, leaf in sorted(leaf_of.items(), key=lambda item: item[0]):
+        if leaf.dtype != torch.float32:
+            found[holder] = initial_value(holder[1], tuple(leaf.shape), seed=seed)
+        else:
+            found[holder] = leaf.detach().clone() if id(leaf) in taken else leaf.detach()
+            taken.add(id(leaf))
+    return found
 
 
 def _stage_leaves(plan: Plan, module: nn.Module) -> dict[tuple[int, str], Tensor]:

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from cost_models.errors import check_invariant
 from piper.runtime.borders import Borders, Exchange, Role, Value, is_exchange, made_again, pass_of
 from piper.runtime.pieces import local_numel, piece_of
-from simulator.plan import DevicePlan, Plan, Task, TaskKind
+from simulator.plan import NONE, DevicePlan, Plan, Task, TaskKind
 
 _RUNS = (TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.BI, TaskKind.BW)
 
@@ -56,6 +57,25 @@ class Island:
     gradients: tuple[Value, ...]
     outputs: tuple[Value, ...]
     parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One reduction on the way of a gradient.
+
+    Args:
+        members: sets of ranks, each summed in its order.
+        per_run: each run of backward tasks on its own, or once per step.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    per_run: bool
+
+
+REDUCTIONS = frozenset({TaskKind.ALL_REDUCE, TaskKind.REDUCE_SCATTER})
+_BRINGING = frozenset({TaskKind.ALL_GATHER, TaskKind.RELOAD})
+_CUT_GRADIENTS, _CUT_PARAMETERS = 2, 3
+"""ZeRO levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,29 +219,96 @@ class Routes:
         )
 
     @cached_property
-    def accumulation_order(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Return parameter -> the (stage, microbatch) whose gradients are added to its sum, in order.
+    def accumulation_runs(self) -> dict[str, tuple[tuple[tuple[int, int], ...], ...]]:
+        """Return parameter -> runs of (stage, microbatch), in the order in which gradients are added.
 
         [Note: summation tree]
         The parts of one microbatch and stage are summed first (last part first, as autograd does), the
-        total is added when the last part is there. Then come tied holders, then replicas, in rank order.
+        total is added to its run when the last part is there. A run is what one reduction takes: the whole
+        step, or neighbouring backward tasks. Then come tied holders, then replicas level by level, in rank
+        order; runs that are reduced on their own are added up after that, in order.
         """
         left = Counter(self.uses)
-        order: dict[str, list[tuple[int, int]]] = {}
+        order: dict[str, dict[int, list[tuple[int, int]]]] = {}
         for task in self.tasks:
             if task.kind not in _GIVE_GRADIENTS:
                 continue
+            sums = {self.run_sums[buffer]: buffer for buffer in task.reads if buffer in self.run_sums}
             for name in [name for island in self.islands_back(task) for name in island.parameters]:
                 key = (task.stage, task.microbatch, name)
                 left[key] -= 1
                 if left[key] == 0:
-                    order.setdefault(name, []).append((task.stage, task.microbatch))
-        return {name: tuple(pairs) for name, pairs in order.items()}
+                    run = sums.get(self.bucket_of.get(name, NONE), NONE)
+                    runs = order.setdefault(name, {})
+                    runs.setdefault(run, []).append((task.stage, task.microbatch))
+        return {name: tuple(map(tuple, runs.values())) for name, runs in order.items()}
+
+    @cached_property
+    def accumulation_order(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Return parameter -> the (stage, microbatch) whose gradients are added to its sum, in order."""
+        return {name: tuple(chain(*runs)) for name, runs in self.accumulation_runs.items()}
+
+    @cached_property
+    def bucket_of(self) -> dict[str, int]:
+        """Return trained parameter -> the bucket that owns it."""
+        return {
+            name: bucket
+            for bucket in owned_buckets(self.plan, self.pipeline_rank)
+            for name in self.device.buckets[bucket].parameters
+        }
+
+    @cached_property
+    def brought(self) -> dict[int, int]:
+        """Return buffer -> the bucket whose parameters are brought there before tasks that use them."""
+        return {
+            buffer: task.bucket
+            for task in self.tasks
+            if task.bucket != NONE and task.phase != NONE and task.kind in _BRINGING
+            for buffer in task.allocates
+        }
+
+    @cached_property
+    def run_sums(self) -> dict[int, int]:
+        """Return buffer -> the bucket whose gradients are summed there until they are reduced."""
+        return {
+            buffer: task.bucket
+            for task in self.tasks
+            if task.bucket != NONE and task.phase != NONE and task.kind in REDUCTIONS
+            for buffer in task.reads
+        }
+
+    def levels(self, bucket: int) -> tuple[Level, ...]:
+        """Return the sums over replicas of a bucket's gradients, in order."""
+        found = {
+            (task.kind, task.group, task.phase != NONE): None
+            for task in self.tasks
+            if task.bucket == bucket and task.kind in REDUCTIONS
+        }
+        return tuple(
+            Level(members=self.plan.groups[group].members, per_run=per_run) for _, group, per_run in found
+        )
 
     @property
     def loss(self) -> tuple[int, int]:
         """Return where the loss comes out of the model."""
         return (len(self.plan.segments) - 1, 0)
+
+    def is_passed_on(self, island: Island, value: Value) -> bool:
+        """Return whether one graph would do for an island and the one of its stage that made a tensor."""
+        stage, producer = island.stage, value[0]
+        if island.recomputed or producer < 0 or self.plan.segments[producer].stage != stage:
+            return False
+        return not self._is_recomputed[producer]
+
+    @cached_property
+    def _is_recomputed(self) -> dict[int, bool]:
+        """Return segment of this rank -> whether F keeps nothing of it."""
+        return {
+            number: island.recomputed
+            for islands in self.islands.values()
+            for island in islands
+            for number in range(island.first, island.last + 1)
+        }
 
     def requires_grad(self, value: Value) -> bool:
         """Return whether a gradient flows to the tensor."""
@@ -327,6 +414,18 @@ def shard_range(plan: Plan, rank: int, bucket: int) -> tuple[int, int]:
         return (0, share)
     position = plan.groups[facts.group].of(rank).index(rank)
     return (position * share, (position + 1) * share)
+
+
+def summed_range(plan: Plan, rank: int, bucket: int) -> tuple[int, int]:
+    """Return the elements of a bucket whose gradients `rank` sums over the step: its shard, or all."""
+    facts = plan.device_plans[plan.pipeline_rank_of(rank)].buckets[bucket]
+    return shard_range(plan, rank, bucket) if facts.zero >= _CUT_GRADIENTS else (0, facts.padded_numel)
+
+
+def held_range(plan: Plan, rank: int, bucket: int) -> tuple[int, int]:
+    """Return the elements of a bucket that `rank` holds between their uses: its shard, or all."""
+    facts = plan.device_plans[plan.pipeline_rank_of(rank)].buckets[bucket]
+    return shard_range(plan, rank, bucket) if facts.zero >= _CUT_PARAMETERS else (0, facts.padded_numel)
 
 
 def offsets(plan: Plan, pipeline_rank: int, bucket: int) -> dict[str, tuple[int, int]]:

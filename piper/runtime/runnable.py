@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from piper.errors import JobError
-from simulator.plan import COLLECTIVE_KINDS, NONE, DevicePlan, Plan, Region, StateDtypes, TaskKind
+from simulator.plan import DevicePlan, Plan, Region, StateDtypes, TaskKind
 
 _RUN = frozenset(
     {
@@ -30,7 +30,6 @@ _RUN = frozenset(
         TaskKind.UPDATE,
     }
 )
-_MOST_ZERO = 1
 _OPTIMIZERS = ("adamw", "sgd")
 _INSTEAD = {
     TaskKind.OFFLOAD: "leave offload out",
@@ -51,7 +50,7 @@ def require_runnable(plan: Plan) -> None:
     for device in plan.device_plans:
         _check_kinds(device)
         _check_recomputation(device)
-        _check_buckets(plan, device)
+        _check_buckets(device)
 
 
 def _changed(states: StateDtypes, usual: StateDtypes) -> str:
@@ -123,9 +122,6 @@ def _check_kinds(device: DevicePlan) -> None:
         if kind not in _RUN:
             fix = _INSTEAD.get(kind, "leave out the directive that cuts tensors, tokens or experts")
             raise _refused(f"{kind.name} tasks", fix)
-    collectives = np.isin(table.kind, [int(kind) for kind in COLLECTIVE_KINDS])
-    if np.any(collectives & (table.phase != NONE) & (table.bucket != NONE)):
-        raise _refused("reductions of every microbatch", "use zero=0 or zero=1, reduced once per step")
 
 
 def _check_recomputation(device: DevicePlan) -> None:
@@ -143,15 +139,10 @@ def _check_recomputation(device: DevicePlan) -> None:
             raise _refused("recompute=selective", "use recompute=full or recompute=none")
 
 
-def _check_buckets(plan: Plan, device: DevicePlan) -> None:
+def _check_buckets(device: DevicePlan) -> None:
     for bucket in device.buckets:
-        if bucket.zero > _MOST_ZERO:
-            raise _refused(f"ZeRO-{bucket.zero}", "use zero=0 or zero=1")
         if bucket.kind not in {"dense", "sequence", "expert", "tied"}:
             raise _refused(f"{bucket.kind} buckets", "leave shard out")
-        members = 1 if bucket.group == NONE else plan.groups[bucket.group].size
-        if bucket.shard_count not in {1, members}:
-            raise _refused(f"shards over {bucket.shard_count} of the replicas", "leave hsdp out")
 
 
 def _refused(what: str, fix: str) -> JobError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,67 +15,91 @@ from piper.runtime.init import initial_piece
 from piper.runtime.ledger import Ledger
 from piper.runtime.optimizer import ShardState
 from piper.runtime.pieces import local_shapes
-from piper.runtime.routes import offsets, owned_buckets, shard_range
+from piper.runtime.routes import Routes, held_range, offsets, owned_buckets, shard_range, summed_range
 from piper.runtime.settings import RunSettings
 from simulator.plan import MemoryClass, Plan
 
 
 @dataclass(slots=True, kw_only=True)
 class FlatBucket:
-    """One bucket of this rank.
+    """One bucket of this rank; ranges are elements (start, end) of the flat buffer of the whole bucket.
 
     Args:
-        parameters: flat [padded_numel], compute dtype; the modules' parameters are views of it.
-        gradients: flat [padded_numel] fp32 sums (main gradients).
-        places: parameter -> (start, end) in both.
-        shard: (start, end) of what this rank updates.
+        parameters: flat, those of `held`, compute dtype.
+        gradients: flat fp32 sums (main gradients), those of `summed`.
+        places: parameter -> range.
+        numel: elements of the whole bucket, padding included.
+        held, summed: ranges of `parameters` and `gradients`: all, or the shard.
+        shard: range of what this rank updates.
         state: optimizer state of the shard.
     """
 
     parameters: Tensor
     gradients: Tensor
     places: dict[str, tuple[int, int]]
+    numel: int
+    held: tuple[int, int]
+    summed: tuple[int, int]
     shard: tuple[int, int]
     state: ShardState
 
     def shard_gradient(self) -> Tensor:
         """Return the gradient of the elements that this rank updates, a view."""
-        start, end = self.shard
-        return self.gradients[start:end]
+        return part_of(self.gradients, has=self.summed, wanted=self.shard)
 
-    def gradient_of(self, name: str) -> Tensor:
-        """Return the flat gradient of a parameter, a view."""
-        start, end = self.places[name]
-        return self.gradients[start:end]
+    def shard_parameters(self) -> Tensor:
+        """Return the parameters that this rank updates, a view."""
+        return part_of(self.parameters, has=self.held, wanted=self.shard)
+
+
+def part_of(flat: Tensor, *, has: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
+    """Return the elements `wanted` of a bucket, a view of a flat tensor that has the elements `has`."""
+    return flat[wanted[0] - has[0] : wanted[1] - has[0]]
 
 
 @dataclass(slots=True, kw_only=True)
 class RankState:
-    """All buckets of a rank, and its parameters by name (leaves that share the buckets' memory).
+    """All buckets of a rank, and its parameters by name.
+
+    [Note: parameters that come and go]
+    A module's parameter is one leaf for the whole run, a view of its bucket's memory. Where parameters are
+    brought before their uses (ZeRO-3, offload), the leaves of a bucket have memory only while a task runs
+    that uses them: that of the buffer which the plan lets the task read. What autograd saves of them is
+    where it lies in the bucket (`brought_parameters`), so that a graph keeps no gathered parameters alive.
 
     Args:
         buckets: by index in the device plan; entries that only name tied parameters are left out.
         parameters: name -> leaf in the parameter's shape; frozen ones need no gradient.
         home: trainable parameter -> bucket.
+        fetched: buckets whose parameters are brought before their uses.
+        shapes: of all parameters.
+        shown: bucket -> the flat buffer that its leaves are views of, where it is not the bucket's own.
+        run_sums: bucket -> where the running task adds gradients, where it is not the bucket's own.
     """
 
     buckets: dict[int, FlatBucket]
     parameters: dict[str, Tensor]
     home: dict[str, int]
+    fetched: frozenset[int]
+    shapes: dict[str, tuple[int, ...]]
+    shown: dict[int, Tensor] = field(default_factory=dict)
+    run_sums: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, plan: Plan, *, rank: int, settings: RunSettings, ledger: Ledger) -> RankState:
+    def new(cls, routes: Routes, *, rank: int, settings: RunSettings, ledger: Ledger) -> RankState:
         """Materialise the parameters of the stages of `rank`, with their initial values."""
-        pipeline_rank = plan.pipeline_rank_of(rank)
+        plan, pipeline_rank = routes.plan, routes.pipeline_rank
         shapes = local_shapes(plan)
-        state = cls(buckets={}, parameters={}, home={})
+        fetched = frozenset(routes.brought.values())
+        state = cls(buckets={}, parameters={}, home=dict(routes.bucket_of), fetched=fetched, shapes=shapes)
         for index in owned_buckets(plan, pipeline_rank):
             state._add_bucket(plan, rank, index, settings=settings)
             bucket = state.buckets[index]
             for name, (start, end) in bucket.places.items():
-                leaf = bucket.parameters[start:end].view(shapes[name])
+                leaf = torch.empty(0, dtype=bucket.parameters.dtype)
+                if index not in fetched:
+                    leaf = bucket.parameters[start:end].view(shapes[name])
                 state.parameters[name] = leaf.requires_grad_()
-                state.home[name] = index
         dtype = DTYPES[plan.training.dtype]
         stages = plan.device_plans[pipeline_rank].stages
         for name in _used(plan, stages):
@@ -82,8 +109,43 @@ class RankState:
         return state
 
     def gradient_of(self, name: str) -> Tensor:
-        """Return the flat fp32 main gradient of a trainable parameter, a view."""
-        return self.buckets[self.home[name]].gradient_of(name)
+        """Return the flat fp32 gradient to which parts of a trainable parameter are added now, a view."""
+        index = self.home[name]
+        bucket = self.buckets[index]
+        start, end = bucket.places[name]
+        return self.run_sums.get(index, bucket.gradients)[start:end]
+
+    def show(self, index: int, flat: Tensor) -> None:
+        """Let the leaves of a bucket be views of what was brought."""
+        self.shown[index] = flat
+        for name, (start, end) in self.buckets[index].places.items():
+            self.parameters[name].data = flat[start:end].view(self.shapes[name])
+
+    def hide(self) -> None:
+        """Take the memory of all shown leaves away."""
+        for index, flat in self.shown.items():
+            nothing = torch.empty(0, dtype=flat.dtype)
+            for name in self.buckets[index].places:
+                self.parameters[name].data = nothing
+        self.shown.clear()
+
+    @contextmanager
+    def imagined(self, names: Iterable[str]) -> Iterator[None]:
+        """Show parameters without their values, where they are brought before their uses."""
+        for index in {self.home[name] for name in names if name in self.home}:
+            if index in self.fetched:
+                bucket = self.buckets[index]
+                self.show(index, torch.zeros(bucket.numel, dtype=bucket.parameters.dtype))
+        yield
+        self.hide()
+
+    def brought_parameters(self, tensor: Tensor) -> Callable[[], Tensor] | None:
+        """Return how to get the memory back of a tensor that lies in what was brought, or None."""
+        memory = tensor.untyped_storage().data_ptr()
+        for index, flat in self.shown.items():
+            if flat.untyped_storage().data_ptr() == memory:
+                return partial(self.shown.__getitem__, index)
+        return None
 
     def _add_bucket(self, plan: Plan, rank: int, index: int, *, settings: RunSettings) -> None:
         pipeline_rank = plan.pipeline_rank_of(rank)
@@ -93,14 +155,19 @@ class RankState:
         for name, (start, end) in places.items():
             full[start:end] = initial_piece(plan, rank, name, seed=settings.seed).flatten()
         dtype = DTYPES[plan.training.dtype]
-        parameters = full if dtype == torch.float32 else full.to(dtype)
-        start, end = shard_range(plan, rank, index)
-        master = full[start:end] if dtype == torch.float32 else full[start:end].clone()
+        held, summed, shard = (found(plan, rank, index) for found in (held_range, summed_range, shard_range))
+        parameters = full[slice(*held)].to(dtype, copy=held != (0, facts.padded_numel))
+        master = full[slice(*shard)].clone()
+        if dtype == torch.float32:
+            master = part_of(parameters, has=held, wanted=shard)
         self.buckets[index] = FlatBucket(
             parameters=parameters,
-            gradients=torch.zeros(facts.padded_numel),
+            gradients=torch.zeros(summed[1] - summed[0]),
             places=places,
-            shard=(start, end),
+            numel=facts.padded_numel,
+            held=held,
+            summed=summed,
+            shard=shard,
             state=ShardState.new(settings.optimizer, master),
         )
 
@@ -111,7 +178,8 @@ class RankState:
             for tensor in (bucket.state.master, *bucket.state.moments):
                 ledger.hold(tensor, MemoryClass.OPTIMIZER)
         for parameter in self.parameters.values():
-            ledger.hold(parameter, MemoryClass.PARAMETERS)
+            if parameter.numel():
+                ledger.hold(parameter, MemoryClass.PARAMETERS)
 
 
 def _used(plan: Plan, stages: tuple[int, ...]) -> tuple[str, ...]:

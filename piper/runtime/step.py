@@ -18,6 +18,7 @@ from piper.runtime.borders import Value
 from piper.runtime.halves import LateWork
 from piper.runtime.here import CutRows
 from piper.runtime.ledger import Ledger
+from piper.runtime.pool import Pool
 from piper.runtime.ring import Ring
 from piper.runtime.routes import Routes
 from simulator.plan import MemoryClass, TaskKind
@@ -48,8 +49,9 @@ class Entry:
     """Where an input enters an island.
 
     [Note: gathered again]
-    What is gathered once more for B must not be held until then: such an input hangs on an empty leaf, and
-    its gradient is kept where it comes by.
+    What is gathered once more for B must not be held until then, and what one island of a stage passes on to
+    another no longer than one graph would hold it: such an input hangs on an empty leaf, and its gradient is
+    kept where it comes by.
 
     Args:
         leaf: what autograd runs back to: the input itself, or an empty tensor.
@@ -62,10 +64,10 @@ class Entry:
     passed: list[Tensor] | None
 
     @classmethod
-    def of(cls, tensor: Tensor, *, again: bool) -> Entry:
+    def of(cls, tensor: Tensor, *, light: bool) -> Entry:
         """Return the entry of a detached tensor."""
-        leaf = torch.zeros(()) if again else tensor
-        return cls(leaf=leaf.requires_grad_(), dtype=tensor.dtype, passed=[] if again else None)
+        leaf = torch.zeros(()) if light else tensor
+        return cls(leaf=leaf.requires_grad_(), dtype=tensor.dtype, passed=[] if light else None)
 
     def enter(self, tensor: Tensor) -> Tensor:
         """Return what the island computes with."""
@@ -142,6 +144,8 @@ class StepState:
         rings: (microbatch, segment, pass) -> the ring of its attention.
         routings: (microbatch, first segment of a region of experts) -> how its rows travelled.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
+        pool: memory for `brought`, of all steps.
+        brought: buffer of the plan -> gathered parameters, or sums of gradients until they are reduced.
         stopped: a stream of this rank failed.
         alone: a rehearsal, in which no other rank takes part.
     """
@@ -150,6 +154,7 @@ class StepState:
     batch: Tensor
     routes: Routes
     ledger: Ledger
+    pool: Pool
     reads_left: Counter[tuple[int, Value]]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
@@ -164,6 +169,7 @@ class StepState:
     rings: dict[tuple[int, int, TaskKind], Ring] = field(default_factory=dict)
     routings: dict[tuple[int, int], Routing] = field(default_factory=dict)
     gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
+    brought: dict[int, Tensor] = field(default_factory=dict)
     stopped: bool = False
     alone: bool = False
     _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
@@ -172,13 +178,14 @@ class StepState:
     _arrived: Condition = field(default_factory=Condition)
 
     @classmethod
-    def new(cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger) -> StepState:
+    def new(cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger, pool: Pool) -> StepState:
         """Return the state at the begin of a step."""
         return cls(
             number=number,
             batch=batch,
             routes=routes,
             ledger=ledger,
+            pool=pool,
             reads_left=Counter(routes.reads),
             uses_left=Counter(routes.uses),
         )
@@ -280,8 +287,20 @@ class StepState:
             self.ledger.release(held)
         return part
 
+    def bring(self, buffer: int, *, numel: int, dtype: torch.dtype) -> Tensor:
+        """Let a buffer of a bucket come to life, flat, of unknown values."""
+        flat = self.brought[buffer] = self.pool.take(numel, dtype)
+        self.ledger.hold(flat, MemoryClass.BUCKETS)
+        return flat
+
+    def drop(self, buffer: int) -> None:
+        """End the life of a buffer of a bucket."""
+        flat = self.brought.pop(buffer)
+        self.ledger.release(flat.untyped_storage().data_ptr())
+        self.pool.give(flat)
+
     def check_empty(self) -> None:
         """Raise InternalError when something was made and never used: the plan lost a task."""
-        kept = (self._values, self._gradients, self.graphs, self.late, self.gathered)
+        kept = (self._values, self._gradients, self.graphs, self.late, self.gathered, self.brought)
         left = [str(key) for found in kept for key in found]
         check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")

@@ -16,6 +16,7 @@ Relative error = max|a - b| / max|b| per tensor, b the reference; the worst tens
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +28,11 @@ from piper.runtime.context import RankContext
 from piper.runtime.init import batch_of_step
 from piper.runtime.known import References
 from piper.runtime.outcome import Verification
-from piper.runtime.pieces import Piece, index_of, piece_of
+from piper.runtime.pieces import Piece, index_of, local_numel, piece_of
 from piper.runtime.reference import Expected
-from piper.runtime.routes import offsets, owned_buckets, shard_range
+from piper.runtime.routes import held_range, offsets, owned_buckets, shard_range
 from piper.runtime.settings import RunSettings
+from piper.runtime.state import part_of
 from piper.runtime.step import StepState
 from simulator.plan import Plan
 
@@ -50,7 +52,7 @@ class Evidence:
         rank: whose.
         losses: microbatch -> sum of token losses (only with the last stage).
         gradients: bucket -> gradient of its shard, before clipping.
-        parameters: bucket -> all its parameters, fp32.
+        parameters: bucket -> those of its parameters that it holds, fp32.
     """
 
     rank: int
@@ -83,23 +85,28 @@ def _receive(context: RankContext, rank: int, losses: dict[int, float]) -> Evide
 
 
 def _layout(plan: Plan, rank: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return (bucket, (elements of its gradient shard, of its parameters)) in sending order."""
+    """Return (bucket, (elements of its gradient shard, of the parameters it holds)) in sending order."""
     home = plan.pipeline_rank_of(rank)
     found = []
     for bucket in owned_buckets(plan, home):
         start, end = shard_range(plan, rank, bucket)
-        found.append((bucket, (end - start, plan.device_plans[home].buckets[bucket].padded_numel)))
+        first, last = held_range(plan, rank, bucket)
+        found.append((bucket, (end - start, last - first)))
     return found
 
 
 def _unpack(plan: Plan, rank: int, flat: Tensor, *, losses: dict[int, float]) -> Evidence:
     gradients, parameters = {}, {}
     at = 0
-    for bucket, (shard, full) in _layout(plan, rank):
+    for bucket, (shard, held) in _layout(plan, rank):
         gradients[bucket] = flat[at : at + shard]
-        parameters[bucket] = flat[at + shard : at + shard + full]
-        at += shard + full
+        parameters[bucket] = flat[at + shard : at + shard + held]
+        at += shard + held
     return Evidence(rank=rank, losses=losses, gradients=gradients, parameters=parameters)
+
+
+Part = tuple[str, tuple[int, int], Tensor]
+"""Parameter, elements (start, end) of the piece that a rank holds of it, their values."""
 
 
 @dataclass(slots=True)
@@ -183,23 +190,15 @@ class Verifier:
 
     def _compare_rank(self, number: int, one: Evidence, expected: Expected) -> None:
         home = self.plan.pipeline_rank_of(one.rank)
-        for bucket in owned_buckets(self.plan, home):
-            shard_start, shard_end = shard_range(self.plan, one.rank, bucket)
-            for name, (start, end) in offsets(self.plan, home, bucket).items():
-                what = f"{name} on rank {one.rank}"
-                held = index_of(piece_of(self.plan, one.rank, name))
-                gradient = expected.gradients[home, name]
-                low, high = max(start, shard_start), min(end, shard_end)
-                if low < high:
-                    piece = one.gradients[bucket][low - shard_start : high - shard_start]
-                    part = gradient[held].reshape(-1)[low - start : high - start]
-                    label = f"step {number} gradient of {what}"
-                    self.same_worst.compare("gradients", piece, part, scale=gradient, what=label)
-                ours = one.parameters[bucket][start:end]
-                theirs = expected.parameters[home, name][held].reshape(-1).float()
-                label = f"step {number} parameter {what}"
-                scale = expected.parameters[home, name]
-                self.same_worst.compare("parameters", ours, theirs, scale=scale, what=label)
+        for kind, pieces, reference in (
+            ("gradient", self._gradient_parts(one), expected.gradients),
+            ("parameter", self._parameter_parts(one), expected.parameters),
+        ):
+            for name, (low, high), part in pieces:
+                whole = reference[home, name].float()
+                held = whole[index_of(piece_of(self.plan, one.rank, name))].reshape(-1)
+                what = f"step {number} {kind} {'of ' if kind == 'gradient' else ''}{name} on rank {one.rank}"
+                self.same_worst.compare(f"{kind}s", part, held[low:high], scale=whole, what=what)
 
     def _compare_whole_batch(self, number: int, batch: Tensor, evidence: list[Evidence]) -> None:
         worst = self.whole_worst
@@ -233,39 +232,40 @@ class Verifier:
         return found
 
     def _gradients(self, evidence: list[Evidence]) -> dict[str, Tensor]:
-        """Return whole gradients, flat, put together from the shards and pieces of all ranks."""
-        shapes = {parameter.name: parameter.shape for parameter in self.plan.parameters}
-        pieces: dict[tuple[str, Piece], Tensor] = {}
-        for one in evidence:
-            home = self.plan.pipeline_rank_of(one.rank)
-            for bucket in owned_buckets(self.plan, home):
-                shard_start, shard_end = shard_range(self.plan, one.rank, bucket)
-                for name, (start, end) in offsets(self.plan, home, bucket).items():
-                    low, high = max(start, shard_start), min(end, shard_end)
-                    if low < high:
-                        key = (name, piece_of(self.plan, one.rank, name))
-                        target = pieces.setdefault(key, torch.zeros(end - start))
-                        piece = one.gradients[bucket][low - shard_start : high - shard_start]
-                        target[low - start : high - start] = piece
-        found: dict[str, Tensor] = {}
-        for (name, held), flat in pieces.items():
-            whole = found.setdefault(name, torch.zeros(shapes[name]))
-            whole[index_of(held)] = flat.view(whole[index_of(held)].shape)
+        """Return whole gradients by name, flat."""
+        found = self._whole((one.rank, part) for one in evidence for part in self._gradient_parts(one))
         return {name: whole.reshape(-1) for name, whole in found.items()}
 
     def _parameters(self, evidence: list[Evidence]) -> dict[str, Tensor]:
         """Return parameters by name, in their shapes; replicas are compared elsewhere."""
+        return self._whole((one.rank, part) for one in evidence for part in self._parameter_parts(one))
+
+    def _whole(self, parts: Iterable[tuple[int, Part]]) -> dict[str, Tensor]:
+        """Return tensors by name, put together from the parts that ranks have of their pieces."""
         shapes = {parameter.name: parameter.shape for parameter in self.plan.parameters}
+        sizes = local_numel(self.plan)
+        pieces: dict[tuple[str, Piece], Tensor] = {}
+        for rank, (name, (low, high), values) in parts:
+            key = (name, piece_of(self.plan, rank, name))
+            pieces.setdefault(key, torch.zeros(sizes[name]))[low:high] = values
         found: dict[str, Tensor] = {}
-        seen: set[tuple[str, Piece]] = set()
-        for one in evidence:
-            home = self.plan.pipeline_rank_of(one.rank)
-            for bucket in owned_buckets(self.plan, home):
-                for name, (start, end) in offsets(self.plan, home, bucket).items():
-                    held = piece_of(self.plan, one.rank, name)
-                    if (name, held) not in seen:
-                        seen.add((name, held))
-                        whole = found.setdefault(name, torch.zeros(shapes[name]))
-                        where = index_of(held)
-                        whole[where] = one.parameters[bucket][start:end].view(whole[where].shape)
+        for (name, held), flat in pieces.items():
+            whole = found.setdefault(name, torch.zeros(shapes[name]))
+            whole[index_of(held)] = flat.view(whole[index_of(held)].shape)
         return found
+
+    def _gradient_parts(self, one: Evidence) -> Iterator[Part]:
+        for bucket, flat in one.gradients.items():
+            yield from self._parts(one.rank, bucket, flat, has=shard_range(self.plan, one.rank, bucket))
+
+    def _parameter_parts(self, one: Evidence) -> Iterator[Part]:
+        for bucket, flat in one.parameters.items():
+            yield from self._parts(one.rank, bucket, flat, has=held_range(self.plan, one.rank, bucket))
+
+    def _parts(self, rank: int, bucket: int, flat: Tensor, *, has: tuple[int, int]) -> Iterator[Part]:
+        """Yield what a flat tensor with the elements `has` of a bucket has of each parameter."""
+        home = self.plan.pipeline_rank_of(rank)
+        for name, (start, end) in offsets(self.plan, home, bucket).items():
+            low, high = max(start, has[0]), min(end, has[1])
+            if low < high:
+                yield name, (low - start, high - start), part_of(flat, has=has, wanted=(low, high))

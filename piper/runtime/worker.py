@@ -20,7 +20,9 @@ from piper.errors import RunFailedError
 from piper.runtime.borders import is_exchange
 from piper.runtime.context import RankContext
 from piper.runtime.handlers import collectives, compute, exchanges, rehearsal, transfers, update
+from piper.runtime.handlers.buckets import buckets_of
 from piper.runtime.init import batch_of_step
+from piper.runtime.pool import Pool
 from piper.runtime.progress import Phase
 from piper.runtime.recorder import Recorder
 from piper.runtime.step import StepState
@@ -83,6 +85,7 @@ class Worker:
     _flights: list[Flight] = field(default_factory=list)
     _failure: TaskFailedError | None = None
     _failed: threading.Event = field(default_factory=threading.Event)
+    _pool: Pool = field(default_factory=Pool)
 
     def __post_init__(self) -> None:
         self._tasks = self.context.routes.tasks
@@ -99,7 +102,7 @@ class Worker:
         """
         batch = batch_of_step(self.context.plan, seed=self.context.settings.seed, step=number)
         routes, ledger = self.context.routes, self.context.ledger
-        state = StepState.new(routes, number=number, batch=batch, ledger=ledger)
+        state = StepState.new(routes, number=number, batch=batch, ledger=ledger, pool=self._pool)
         if len(self._flights) == _STEPS_UNDER_WAY:
             self._finish(self._flights.pop(0))
         before = self._flights[-1] if self._flights else None
@@ -152,7 +155,11 @@ class Worker:
         if task.stream == 0:
             self.report(Phase.RUNNING, step=step, position=position)
         try:
-            with torch.no_grad(), self.context.ledger.task() as change:
+            with (
+                torch.no_grad(),
+                self.context.ledger.task() as change,
+                buckets_of(self.context, flight.state, task),
+            ):
                 perform(self.context, flight.state, task)
         except Exception as error:
             raise TaskFailedError(step=step, position=position) from error

@@ -3,6 +3,10 @@
 [Note: autograd is cut at islands]
 An island's inputs are detached leaves, its outputs go on detached; B seeds the outputs with the sum of
 their consumers' gradients (zeros where there is none) and hands on the gradients of the leaves.
+
+[Note: leaves without memory]
+Where one graph would do for two islands of a stage, what passes from one to the other lives no longer than
+in that graph: while F needs it, or as long as autograd has saved it. Its leaf keeps a shape, no memory.
 """
 
 from __future__ import annotations
@@ -149,8 +153,9 @@ def _run_with_graph(
     place: Place, island: Island, *, names: tuple[Value, ...], taken: list[tuple[Tensor, int]]
 ) -> dict[Value, Tensor]:
     routes, ledger = place.context.routes, place.context.ledger
+    light = {value for value in names if value in routes.gathered_again or routes.is_passed_on(island, value)}
     entries = {
-        value: Entry.of(tensor, again=value in routes.gathered_again)
+        value: Entry.of(tensor, light=value in light)
         for value, (tensor, _) in _pairs(names, taken)
         if routes.requires_grad(value)
     }
@@ -159,15 +164,20 @@ def _run_with_graph(
         for value, (tensor, _) in _pairs(names, taken)
         if value in routes.gathered_again
     }
+
+    def elsewhere(tensor: Tensor) -> Callable[[], Tensor] | None:
+        found = deferred.get(tensor.untyped_storage().data_ptr())
+        return found or place.context.state.brought_parameters(tensor)
+
     held = []
-    with torch.enable_grad(), ledger.saved(deferred):
+    with torch.enable_grad(), ledger.saved(elsewhere):
         inputs = {
             value[:2]: entries[value].enter(tensor) if value in entries else tensor
             for value, (tensor, _) in _pairs(names, taken)
         }
         outputs = call_island(place, island, inputs)
     for value, (_, key) in _pairs(names, taken):
-        if value in entries and value not in routes.gathered_again:
+        if value in entries and value not in light:
             held.append(key)
         else:
             ledger.release(key)

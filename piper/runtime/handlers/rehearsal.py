@@ -12,6 +12,7 @@ from piper.runtime.halves import Halves, Rehearsal
 from piper.runtime.handlers.compute import Place, call_island, trained_parameters
 from piper.runtime.init import batch_of_step
 from piper.runtime.ledger import Ledger
+from piper.runtime.pool import Pool
 from piper.runtime.routes import Island
 from piper.runtime.step import StepState
 from simulator.plan import TaskKind
@@ -21,12 +22,14 @@ def rehearse(context: RankContext) -> dict[tuple[int, int], Halves]:
     """Return (first segment, microbatch size) -> the halves of every backward that the plan splits."""
     found: dict[tuple[int, int], Halves] = {}
     batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
-    step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger())
+    step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger(), pool=Pool())
     step.alone = True
     for task in context.routes.tasks:
         for island in context.routes.islands_back(task) if task.kind is TaskKind.BI else ():
             key = (island.first, context.micro_batch(task.microbatch))
-            if key not in found:
+            if key in found:
+                continue
+            with context.state.imagined(island.parameters):
                 found[key] = _halves(Place(context, step, task.microbatch), island)
     return found
 
@@ -40,7 +43,7 @@ def _halves(place: Place, island: Island) -> Halves:
             tensor.register_hook(rehearsal.want)  # type: ignore[no-untyped-call]
 
     leaves = {value[:2]: _leaf(place, island, value) for value in island.inputs}
-    with torch.enable_grad(), place.step.ledger.saved():
+    with torch.enable_grad(), place.step.ledger.saved(context.state.brought_parameters):
         made = call_island(place, island, leaves, watch=watch)
     for rows in place.step.rows.get(place.microbatch, {}).values():
         rows.agree(rows.local.unsqueeze(0))

@@ -14,7 +14,10 @@ def norm(context: RankContext, step: StepState, task: Task) -> None:
     wanted = list(context.state.buckets) if task.bucket == NONE else [task.bucket]
     for index in wanted:
         bucket = context.state.buckets[index]
-        step.squares += sum_of_squares(bucket.gradients, counted_ranges(context.plan, context.rank, index))
+        begin, _ = bucket.summed
+        counted = counted_ranges(context.plan, context.rank, index)
+        ranges = tuple((start - begin, end - begin) for start, end in counted)
+        step.squares += sum_of_squares(bucket.gradients, ranges)
 
 
 def update(context: RankContext, step: StepState, task: Task) -> None:
@@ -26,7 +29,6 @@ def update(context: RankContext, step: StepState, task: Task) -> None:
     if step.grad_norm is not None:
         gradient = gradient * step.clip_factor
     bucket.state.step(gradient)
-    start, end = bucket.shard
     if bucket.state.master.dtype != bucket.parameters.dtype:
-        bucket.parameters[start:end].copy_(bucket.state.master)
+        bucket.shard_parameters().copy_(bucket.state.master)
     bucket.gradients.zero_()

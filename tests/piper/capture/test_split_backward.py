@@ -166,6 +166,45 @@ def test_a_gradient_that_only_passes_through_costs_nothing_and_the_sum_over_rows
     assert biased.saved_for_weights_bytes == 0
 
 
+class Parallel(modules.Chain):
+    """Two layers side by side: their outputs have one gradient."""
+
+    def __init__(self):
+        super().__init__(blocks=0)
+        self.left = nn.Linear(modules.HIDDEN, modules.HIDDEN, bias=False)
+        self.right = nn.Linear(modules.HIDDEN, modules.HIDDEN, bias=False)
+
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            x = self.embed(tokens)
+        with annotate("PP"):
+            left = self.left(x)
+        with annotate("PP"):
+            right = self.right(x)
+        with annotate("PP"):
+            x = x + left + right
+        return self.loss(x, labels)
+
+
+def test_outputs_that_are_summed_share_the_gradient_that_waits():
+    embed, left, right, *rest = capture(Parallel(), **SIZES).segments
+    assert left.output_gradients_for_weights == right.output_gradients_for_weights == (True,)
+    assert left.shared_gradients == right.shared_gradients == (0,)
+    assert embed.output_gradients_for_weights == (True,)  # a sum of its own
+    assert all(segment.shared_gradients == () for segment in (embed, *rest))
+
+
+def test_the_gradient_of_a_parameter_that_the_first_half_makes_waits_for_the_second():
+    norm = capture(Normed(), **SIZES).segments[1]
+    assert norm.gradients_for_weights_bytes == 2 * modules.HIDDEN * 4  # weight and bias
+
+
+def test_gradients_of_outputs_are_known_by_the_tensor_and_not_by_their_shape():
+    block = capture(find_model("tiny-llama"), **SIZES).segments[5]  # residual sum and its norm, of one shape
+    assert [spec.shape for spec in block.outputs] == [(2, 8, 64), (2, 8, 64)]
+    assert block.output_gradients_for_weights[0] is False
+
+
 def test_the_loss_starts_with_the_gradient_of_its_input():
     head = capture(modules.Chain(), **SIZES).segments[-1]
     assert [op.direction for op in head.backward_weights.operations] == ["wgrad"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 from torch import nn
 
 from cost_models.ops import Operation, OpKind
 from piper.compiler import compile_graph
+from piper.compiler.compile import emit_plan
+from piper.directives import PHASES
 from piper.graph import CapturedModel, CapturedSegment, PassCost, build_graph
 from piper.runtime import OptimizerSettings, RunOutcome, run_local
 from piper.runtime.known import KnownReferences
@@ -15,7 +18,9 @@ from piper.runtime.program import Program, build_program
 from piper.runtime.sources import build
 from piper.strategy import complete, load_strategy, resolve
 from simulator.plan import ModelFacts, Parameter, Plan, TensorSpec
+from tests.graphs import after
 from tests.piper.runtime.toy import HIDDEN, SEQ, VOCABULARY, toy
+from tests.random_parts import with_random_parts
 
 SHARED = KnownReferences()
 """References of all runs of this test process [Note: known references]."""
@@ -93,6 +98,26 @@ def plan_of(
         clip_grad_norm=clip,
     )
     return compile_graph(graph, directives, strategy=str(resolved.shorthand), notices=resolved.notices)
+
+
+def parted_plan_of(text: str, *, seed: int, halves: float | None = None, **options: object) -> Plan:
+    """Return a plan of `plan_of`'s job whose rows divide stages at random, and order the parts so."""
+    key = tuple(sorted(options.items()))
+    resolved = resolve(load_strategy(text), gpus=None, gpus_per_node=8, global_batch=6, micro_batch=1)
+    models = [captured(size, key) for size in resolved.captured_sizes]
+    stages, directives = complete(resolved, models[0])
+    graph = build_graph(
+        models,
+        stages,
+        replica_batch=resolved.replica_batch,
+        dtype="fp32",
+        optimizer="sgd",
+        clip_grad_norm=0.1,
+    )
+    for directive in (d for phase in PHASES for d in directives if isinstance(d, phase)):
+        graph = directive.apply(graph)
+    graph = with_random_parts(graph, random.Random(seed), halves=halves)
+    return emit_plan(after(graph, "check_order"), [], strategy=text)
 
 
 def program_for(plan: Plan, **options: object) -> Program:

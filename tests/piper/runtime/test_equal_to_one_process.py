@@ -55,6 +55,29 @@ LAYOUTS = {
     "halves beside whole backwards": ("pp=3,schedule=dualpipe_v,vp=2", {"global_batch": 9}, {"tied": True}),
     "halves, frozen stages": ("pp=3,schedule=zb_h1", {}, {"frozen": 2}),
     "zero 1 without replicas": ("pp=2,zero=1", {}, {}),
+    "zero 2, clipped": ("pp=2,dp=2,zero=2", {"clip": 0.1}, {}),
+    "zero 2, reduced part by part, tied across stages": (
+        "pp=2,dp=2,zero=2,recompute=full",
+        {"clip": 0.1},
+        {"tied": True, "dropout": 0.1},
+    ),
+    "zero 2, tensors cross stages": ("pp=3,dp=2,zero=2", {}, {"crossing": True}),
+    "zero 3, clipped": ("dp=4,zero=3", {"clip": 0.1}, {}),
+    "zero 3, tied on one stage": ("dp=2,zero=3", {"clip": 0.1}, {"tied": True, "crossing": True}),
+    "zero 3, tied across stages, recompute": (
+        "pp=2,dp=2,zero=3,recompute=full",
+        {"clip": 0.1},
+        {"tied": True, "dropout": 0.1},
+    ),
+    "zero 3, two stages on each rank": ("pp=2,vp=2,dp=2,zero=3", {"clip": 0.1}, {}),
+    "zero 3, split backward": ("pp=2,dp=2,zero=3,schedule=zb_h1", {"clip": 0.1}, {"crossing": True}),
+    "zero 3, fetched early": ("dp=2,zero=3,prefetch=3", {}, {}),
+    "zero 3, frozen stages": ("pp=3,dp=2,zero=3", {}, {"frozen": 2}),
+    "zero 3, uneven last microbatch": ("dp=2,zero=3,micro_batch=3", {"micro_batch": 3}, {}),
+    "zero 3 without replicas": ("pp=2,zero=3", {}, {}),
+    "copies of shards, zero 1": ("dp=4,zero=1,hsdp=2", {"clip": 0.1}, {}),
+    "copies of shards, zero 2": ("dp=4,zero=2,hsdp=2", {"clip": 0.1}, {}),
+    "copies of shards, zero 3": ("dp=4,zero=3,hsdp=2", {"clip": 0.1}, {"tied": True}),
 }
 
 
@@ -74,7 +97,9 @@ def test_sgd_run_is_bitwise_equal_to_the_same_tree_and_close_to_the_whole_batch(
     assert result["verified"] is True
 
 
-@pytest.mark.parametrize("name", ["pipeline x data, 1f1b", "zero 1, clipped", "zero 1, three replicas, tied"])
+@pytest.mark.parametrize(
+    "name", ["pipeline x data, 1f1b", "zero 1, three replicas, tied", "copies of shards, zero 3"]
+)
 def test_adamw_run_is_bitwise_equal_and_its_whole_batch_parameters_are_not_judged(name: str) -> None:
     result = run(name, optimizer="adamw").result
     assert result["max_relative_error"] == BITWISE

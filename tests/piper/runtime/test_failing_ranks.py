@@ -13,7 +13,7 @@ import pytest
 
 from piper.errors import RunFailedError
 from piper.runtime import rank as rank_module
-from piper.runtime.handlers import compute, transfers
+from piper.runtime.handlers import collectives, compute, transfers
 from simulator.plan import Plan
 from tests.piper.runtime.jobs import plan_of, train
 
@@ -68,6 +68,35 @@ def test_a_killed_rank_is_named_with_its_signal(monkeypatch: pytest.MonkeyPatch)
     deed = on_rank(2, lambda: os.kill(os.getpid(), signal.SIGKILL), compute.forward)
     monkeypatch.setattr(compute, "forward", deed)
     assert failure(plan_of("pp=2,dp=2")) == "rank 2 was killed by SIGKILL in 1F0 (step 1)"
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_rank_that_fails_between_collectives_is_named(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "forward", on_rank(2, raise_value_error, compute.forward))
+    text = failure(plan_of(f"dp=4,zero={zero}"))
+    first = "0F0/0" if zero == 3 else "0F0"
+    assert text == f"rank 2 failed in {first} (step 1): ValueError: the cat sat on the keyboard"
+
+
+def test_a_rank_that_fails_in_a_gather_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    deed = on_rank(1, raise_value_error, collectives.all_gather)
+    monkeypatch.setattr(collectives, "all_gather", deed)
+    assert failure(plan_of("dp=4,zero=3")).startswith(
+        "rank 1 failed in 0ALL_GATHER:F0/0@dense0n0 (step 1): V"
+    )
+
+
+def test_a_rank_killed_between_collectives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    deed = on_rank(3, lambda: os.kill(os.getpid(), signal.SIGKILL), compute.backward)
+    monkeypatch.setattr(compute, "backward", deed)
+    text = failure(plan_of("dp=4,zero=3"))
+    assert text.startswith("rank 3 was killed by SIGKILL in 0B0/")
+
+
+def test_a_rank_silent_between_collectives_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "forward", on_rank(0, lambda: time.sleep(60), compute.forward))
+    text = failure(plan_of("dp=4,zero=3"), timeout_s=2.0)
+    assert text == "rank 0 was silent for 2 s in 0F0/0 (step 1)"
 
 
 def test_a_rank_that_leaves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

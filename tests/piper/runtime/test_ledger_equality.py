@@ -14,21 +14,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from piper.predict import CompiledJob, Job, compile_job
-from piper.runtime import RunOutcome, run_local
-from piper.strategy import load_strategy
-from simulator.memory import memory_curve
-from simulator.plan import DevicePlan, MemoryClass
+from piper.predict import CompiledJob
+from piper.runtime import RunOutcome
+from tests.piper.runtime.ledgers import differences
+from tests.piper.runtime.named_runs import compiled_job, run_job
 from tests.piper.runtime.toy import SEQ
 
 STEPS = 2
-GROUPS = (
-    (MemoryClass.PARAMETERS,),
-    (MemoryClass.GRADIENTS,),
-    (MemoryClass.OPTIMIZER,),
-    (MemoryClass.BUCKETS,),
-    (MemoryClass.ACTIVATIONS, MemoryClass.COMMUNICATION, MemoryClass.WORKSPACE),
-)
 
 STRATEGIES = [
     "pp=1",
@@ -48,56 +40,24 @@ STRATEGIES = [
     "pp=2,dp=2,vp=2,zero=1,recompute=full",
     "pp=2,micro_batch=3",
     "dp=2,zero=1,bucket_mb=1",
+    "dp=2,zero=2",
+    "dp=4,zero=3",
+    "dp=4,zero=2,hsdp=2",
+    "dp=4,zero=3,hsdp=2",
+    "dp=2,zero=3,prefetch=2",
+    "pp=2,dp=2,zero=2,recompute=full",
+    "pp=2,vp=2,dp=2,zero=3",
+    "pp=2,dp=2,zero=3,recompute=full:4",
 ]
 
 
-def compiled_job(strategy: str, *, model: str = "tiny-llama", **options: object) -> CompiledJob:
-    sizes = {"seq_len": 16, "global_batch": 8, "cluster": "cpu", "dtype": "fp32"} | options
-    return compile_job(Job(model=model, strategy=load_strategy(strategy), **sizes))
-
-
 def run(job: CompiledJob) -> RunOutcome:
-    return run_local(job.plan, job.source, num_ranks=job.plan.num_ranks, steps=STEPS, timeout_s=60.0)
-
-
-def grouped(by_class: np.ndarray) -> np.ndarray:
-    """Sum the classes of each group: [..., classes] -> [..., groups]."""
-    return np.stack([by_class[..., list(group)].sum(axis=-1) for group in GROUPS], axis=-1)
-
-
-def allocated_after_tasks(device: DevicePlan) -> np.ndarray:
-    """Return simulated bytes after each task, [steps, tasks, classes], when one runs after the other."""
-    num_tasks = len(device.tasks)
-    start_ns = 10 * np.arange(STEPS * num_tasks, dtype=np.int64).reshape(STEPS, num_tasks)
-    curve = memory_curve(device, start_ns=start_ns, end_ns=start_ns + 5)
-    return curve.class_bytes[np.searchsorted(curve.time_ns, start_ns + 7) - 1]
-
-
-def differences(job: CompiledJob, outcome: RunOutcome) -> list[str]:
-    found = []
-    for ledger in outcome.ledgers:
-        device = job.plan.device_plans[job.plan.pipeline_rank_of(ledger.rank)]
-        simulated = allocated_after_tasks(device)
-        changes = ledger.task_bytes
-        held = ledger.static_bytes + changes.reshape(-1, len(MemoryClass)).cumsum(axis=0).reshape(
-            changes.shape
-        )
-        wrong = np.argwhere((grouped(held) != grouped(simulated)).any(axis=-1))
-        found += [
-            f"rank {ledger.rank} step {step} after {device.codes()[task]}: "
-            f"simulated {simulated[step, task]}, held {held[step, task]}"
-            for step, task in wrong.tolist()
-        ]
-        if changes.sum(axis=(0, 1)).any():
-            found.append(
-                f"rank {ledger.rank} does not return to its static bytes: {changes.sum(axis=(0, 1))}"
-            )
-    return found
+    return run_job(job, steps=STEPS, verify=False)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_after_every_task_a_rank_holds_the_bytes_that_the_simulation_allocates(strategy: str) -> None:
-    job = compiled_job(strategy)
+    job = compiled_job("tiny-llama", strategy)
     outcome = run(job)
     assert differences(job, outcome) == []
 
@@ -112,18 +72,19 @@ def test_after_every_task_a_rank_holds_the_bytes_that_the_simulation_allocates(s
         ("tests.piper.runtime.toy:frozen", "pp=3,dp=2,zero=1", {"seq_len": SEQ}),
         ("tiny-llama", "pp=2,dp=2,zero=1", {"dtype": "bf16"}),
         ("tiny-llama", "dp=2,zero=1", {"optimizer": "sgd"}),
+        ("tiny-llama", "dp=2,zero=3", {"dtype": "bf16"}),
         ("tiny-llama", "pp=2", {"clip_grad_norm": None, "micro_batch": 2}),
     ],
 )
 def test_so_it_is_for_other_models_dtypes_and_optimizers(
     model: str, strategy: str, options: dict[str, object]
 ) -> None:
-    job = compiled_job(strategy, model=model, **options)
+    job = compiled_job(model, strategy, **options)
     assert differences(job, run(job)) == []
 
 
 def test_four_bytes_too_many_in_one_buffer_are_noticed() -> None:
-    job = compiled_job("pp=1")
+    job = compiled_job("tiny-llama", "pp=1")
     outcome = run(job)
     (device,) = job.plan.device_plans
     (buffer,) = np.flatnonzero(device.buffers.microbatch == 0)[:1]

@@ -16,6 +16,7 @@ from piper.runtime.dropout import DropoutKeys, KeyedDropout, keyed_dropout
 from piper.runtime.init import batch_of_step, initial_value, samples_of
 from piper.runtime.ledger import Ledger
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
+from piper.runtime.pool import Pool
 from piper.runtime.reductions import sum_in_order
 from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
 from piper.runtime.settings import default_optimizer
@@ -156,7 +157,7 @@ def test_a_saved_tensor_that_is_overwritten_is_noticed() -> None:
 
 def _step_state() -> StepState:
     routes = Routes(plan=plan_of("pp=2"), pipeline_rank=1)
-    return StepState.new(routes, number=0, batch=torch.zeros(8, 13), ledger=Ledger())
+    return StepState.new(routes, number=0, batch=torch.zeros(8, 13), ledger=Ledger(), pool=Pool())
 
 
 def test_reading_a_tensor_that_is_not_there_blames_the_plan() -> None:

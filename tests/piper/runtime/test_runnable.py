@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from piper.errors import JobError
@@ -98,13 +97,6 @@ def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
         require_runnable(changed(kind=kinds))
 
 
-def test_reductions_of_every_microbatch_are_refused() -> None:
-    table = plan().device_plans[0].tasks
-    phases = np.where(table.kind == int(TaskKind.ALL_REDUCE), int(TaskKind.B), table.phase)
-    with pytest.raises(JobError, match="reductions of every microbatch"):
-        require_runnable(changed(phase=phases))
-
-
 @pytest.mark.parametrize("recompute", ["full", "full:1"])
 def test_parts_made_again_as_a_whole_are_runnable(recompute: str) -> None:
     require_runnable(compiled(f"pp=2,recompute={recompute}", model=transformer_of, global_batch=4))
@@ -116,13 +108,9 @@ def test_operations_made_again_on_their_own_are_refused() -> None:
         require_runnable(found)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [("zero", 3, "ZeRO-3"), ("kind", "other", "other buckets"), ("shard_count", 3, "over 3 of")],
-)
-def test_a_bucket_that_is_cut_otherwise_is_refused(field: str, value: object, message: str) -> None:
+def test_buckets_of_another_kind_are_refused() -> None:
     found = plan()
     first = found.device_plans[0]
-    bucket = replace(first.buckets[0], **{field: value})
-    with pytest.raises(JobError, match=message):
+    bucket = replace(first.buckets[0], kind="other")
+    with pytest.raises(JobError, match="other buckets"):
         require_runnable(replace(found, device_plans=(replace(first, buckets=(bucket,)),)))

@@ -18,22 +18,23 @@ VOCABULARY, HIDDEN, HEADS, SEQ = 32, 24, 2, 12
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float, in_place: bool) -> None:
+    def __init__(self, dropout: float, in_place: bool, shifted: bool) -> None:
         super().__init__()
-        self.in_place = in_place
+        self.in_place, self.shifted = in_place, shifted
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.RMSNorm(HIDDEN)
         self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
         self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
         self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN), nn.Linear(2 * HIDDEN, HIDDEN)
-        self.shift = nn.Parameter(torch.zeros(HIDDEN))
+        if shifted:
+            self.shift = nn.Parameter(torch.zeros(HIDDEN))
         self.drop = nn.Dropout(dropout)
         self.register_buffer("gain", torch.linspace(0.5, 1.5, HIDDEN), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, _ = x.shape
-        if self.in_place:
+        if self.in_place and self.shifted:
             x += self.shift
-        else:
+        elif self.shifted:
             x = x + self.shift
         q, k, v = (
             part.view(batch, seq, HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
@@ -53,12 +54,13 @@ class Toy(nn.Module):
         crossing: bool = False,
         frozen: int = 0,
         in_place: bool = True,
+        shifted: bool = True,
     ) -> None:
         super().__init__()
         self.crossing = crossing
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
         self.position = nn.Parameter(torch.zeros(SEQ, HIDDEN))
-        self.layers = nn.ModuleList(Block(dropout, in_place) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(dropout, in_place, shifted) for _ in range(layers))
         self.norm = nn.RMSNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
         if tied:
@@ -97,3 +99,18 @@ def crossing() -> Toy:
 def frozen() -> Toy:
     """Return a toy whose first two layers are not trained, for capture."""
     return Toy(frozen=2, dropout=0.1, in_place=False)
+
+
+def plain() -> Toy:
+    """Return a toy of eight units with dropout, whose layers begin with their norms."""
+    return Toy(layers=6, dropout=0.1, shifted=False)
+
+
+def plain_crossing() -> Toy:
+    """Return a `crossing` whose layers begin with their norms."""
+    return Toy(crossing=True, tied=True, shifted=False)
+
+
+def plain_frozen() -> Toy:
+    """Return a `frozen` whose layers begin with their norms."""
+    return Toy(frozen=2, dropout=0.1, shifted=False)
