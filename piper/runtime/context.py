@@ -90,9 +90,7 @@ class RankContext:
             rings=ring if segment in self.places.rings else None,
         )
 
-    def ring(
-        self, step: StepState, microbatch: int, segment: int, *, phase: TaskKind
-    ) -> Ring:
+    def ring(self, step: StepState, microbatch: int, segment: int, *, phase: TaskKind) -> Ring:
         """Return the ring around the attention of a segment, in one pass of a microbatch."""
         return step.ring((microbatch, segment, phase), partial(self._new_ring, step))
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import require_positive_int
 from piper.errors import JobError, RunFailedError
+from piper.runtime.delays import Delays
 from piper.runtime.outcome import RunOutcome
 from piper.runtime.progress import Phase, ProgressBoard
 from piper.runtime.runnable import require_runnable
@@ -48,6 +50,7 @@ def run_local(
     optimizer: OptimizerSettings | None = None,
     program: Program | None = None,
     references: KnownReferences | None = None,
+    delays: Delays | None = None,
 ) -> RunOutcome:
     """Train `steps` steps of `plan` with `num_ranks` processes on this machine's CPUs.
 
@@ -63,6 +66,7 @@ def run_local(
         optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
         program: the traced model, if at hand.
         references: keeps those of verified runs with ordered reductions from one call to the next.
+        delays: start every task late, each stream in a thread of its own (to find missing waits).
 
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
         RunFailedError naming the culprit.
@@ -71,6 +75,7 @@ def run_local(
     _require_world_size(plan, num_ranks, field="--local")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
+    settings = replace(settings, delays=delays)
     _prepare_torch()
     from piper.runtime.program import check_program, local_program, program_of_plan
     from piper.runtime.rank import RankJob

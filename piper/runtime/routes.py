@@ -5,6 +5,10 @@ Autograd is cut where the plan has separate tasks: an island is a run of segment
 (or BI) and their R. Segments without a B (nothing in them needs a gradient) are islands of their own that
 nothing runs backward. A B or BI runs its islands from the last to the first.
 
+[Note: copies]
+Stages of one rank that take the same tensor from another rank receive it each on its own: the copies live and
+die apart.
+
 [Note: made again]
 R tasks of one unit follow each other along the forward. What they make for each other is known by names of
 its own; what the F of another unit kept for them, by its usual one.
@@ -22,6 +26,9 @@ from cost_models.errors import check_invariant
 from piper.runtime.borders import Borders, Exchange, Role, Value, is_exchange, made_again, pass_of
 from piper.runtime.pieces import local_numel, piece_of
 from simulator.plan import NONE, DevicePlan, Plan, Task, TaskKind
+
+Copy = tuple[int, Value, int]
+"""(microbatch, name, stage that received it for itself, or NONE)."""
 
 _RUNS = (TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.BI, TaskKind.BW)
 
@@ -146,12 +153,30 @@ class Routes:
         return tuple(island for island in reversed(self.islands_of(task)) if island.backward)
 
     @cached_property
-    def reads(self) -> Counter[tuple[int, Value]]:
-        """Return (microbatch, value) -> how many times tasks of this rank read it in a step."""
-        found: Counter[tuple[int, Value]] = Counter()
+    def reads(self) -> Counter[Copy]:
+        """Return how many times tasks of this rank read each copy of a boundary tensor in a step."""
+        found: Counter[Copy] = Counter()
         for task in self.tasks:
-            found.update((task.microbatch, value) for value in self.values_read(task))
+            found.update(
+                self.copy(task.microbatch, value, stage=task.stage) for value in self.values_read(task)
+            )
         return found
+
+    def copy(self, microbatch: int, value: Value, *, stage: int) -> Copy:
+        """Return which copy of a tensor a stage reads [Note: copies]."""
+        return (microbatch, value, stage if (stage, value) in self._own_copies else NONE)
+
+    @cached_property
+    def _own_copies(self) -> frozenset[tuple[int, Value]]:
+        """Return (stage, value) of what several stages of this rank receive."""
+        received = {
+            (task.stage, self.borders.outside(value, phase=TaskKind.F))
+            for task in self.tasks
+            if task.kind is TaskKind.RECV_F
+            for value in self.plan.edges[task.edge].values
+        }
+        times = Counter(value for _, value in received)
+        return frozenset(place for place in received if times[place[1]] > 1)
 
     def values_read(self, task: Task) -> tuple[Value, ...]:
         """Return the names of the tensors that a task reads, with repetitions."""

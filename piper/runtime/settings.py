@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from cost_models.errors import require_known, require_positive, require_positive_int
 from piper.errors import JobError
+from piper.runtime.delays import Delays
 
 REDUCTIONS = ("native", "ordered")
 
@@ -62,6 +63,7 @@ class RunSettings:
         reductions: "native": as the backend sums; "ordered": in rank order, bitwise equal to one process.
         timeout_s: how long a rank may be silent.
         optimizer: what UPDATE does.
+        delays: sleep before every task, each stream in a thread of its own (to find missing waits).
     """
 
     steps: int
@@ -70,6 +72,7 @@ class RunSettings:
     verify: bool = False
     reductions: str = "native"
     timeout_s: float = field(default=600.0)
+    delays: Delays | None = None
 
     def __post_init__(self) -> None:
         require_positive_int(

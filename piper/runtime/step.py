@@ -20,8 +20,8 @@ from piper.runtime.here import CutRows
 from piper.runtime.ledger import Ledger
 from piper.runtime.pool import Pool
 from piper.runtime.ring import Ring
-from piper.runtime.routes import Routes
-from simulator.plan import MemoryClass, TaskKind
+from piper.runtime.routes import Copy, Routes
+from simulator.plan import NONE, MemoryClass, TaskKind
 
 _LOOK_S = 0.2
 """How often what waits for a tensor looks whether it should give up."""
@@ -133,7 +133,7 @@ class StepState:
         batch: tokens of all replicas, [global_batch, seq_len + 1].
         routes: of this pipeline rank.
         ledger: of this rank.
-        reads_left: (microbatch, value) -> reads still to come; at 0 the tensor is let go.
+        reads_left: copy of a boundary tensor -> reads still to come; at 0 the tensor is let go.
         uses_left: (stage, microbatch, parameter) -> gradient parts still to come.
         late: (microbatch, first segment) -> what BI leaves to BW.
         losses: microbatch -> sum of token losses.
@@ -155,7 +155,7 @@ class StepState:
     routes: Routes
     ledger: Ledger
     pool: Pool
-    reads_left: Counter[tuple[int, Value]]
+    reads_left: Counter[Copy]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
     late: dict[tuple[int, int], LateWork] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class StepState:
     brought: dict[int, Tensor] = field(default_factory=dict)
     stopped: bool = False
     alone: bool = False
-    _values: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
+    _values: dict[Copy, tuple[Tensor, int]] = field(default_factory=dict)
     _gradients: dict[tuple[int, Value], list[tuple[Order, Tensor, int]]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _arrived: Condition = field(default_factory=Condition)
@@ -190,22 +190,22 @@ class StepState:
             uses_left=Counter(routes.uses),
         )
 
-    def put(self, microbatch: int, value: Value, tensor: Tensor) -> None:
-        """Keep a boundary tensor for its readers (if any)."""
-        key = (microbatch, value)
+    def put(self, microbatch: int, value: Value, tensor: Tensor, *, stage: int = NONE) -> None:
+        """Keep a boundary tensor for its readers (if any); `stage`: that received it [Note: copies]."""
+        key = self.routes.copy(microbatch, value, stage=stage)
         with self._lock:
             if self.reads_left[key]:
                 self._values[key] = (tensor, self.ledger.hold(tensor, MemoryClass.ACTIVATIONS))
 
-    def read(self, microbatch: int, value: Value) -> Tensor:
+    def read(self, microbatch: int, value: Value, *, stage: int = NONE) -> Tensor:
         """Return a boundary tensor for one of its readers; the last one lets it go."""
-        tensor, held = self.take(microbatch, value)
+        tensor, held = self.take(microbatch, value, stage=stage)
         self.ledger.release(held)
         return tensor
 
-    def take(self, microbatch: int, value: Value) -> tuple[Tensor, int]:
+    def take(self, microbatch: int, value: Value, *, stage: int = NONE) -> tuple[Tensor, int]:
         """Return a boundary tensor for one of its readers, which holds it from now on by a ledger key."""
-        key = (microbatch, value)
+        key = self.routes.copy(microbatch, value, stage=stage)
         with self._lock:
             found = self._values.get(key)
             check_invariant(found is not None, f"tensor {value} of microbatch {microbatch} read before made")

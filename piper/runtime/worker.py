@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns, sleep
 from typing import NoReturn, assert_never
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from piper.errors import RunFailedError
 from piper.runtime.borders import is_exchange
 from piper.runtime.context import RankContext
+from piper.runtime.delays import Delays
 from piper.runtime.handlers import collectives, compute, exchanges, rehearsal, transfers, update
 from piper.runtime.handlers.buckets import buckets_of
 from piper.runtime.init import batch_of_step
@@ -34,6 +35,9 @@ _STEPS_UNDER_WAY = 2
 
 _LOOK_S = 0.2
 """How often a waiting stream looks whether another stream has failed."""
+
+_HOLD_LOOK_S = 1e-3
+"""How often a task that is held looks whether it may start."""
 
 Report = Callable[..., None]
 """`ProgressBoard.report` for this rank: (phase, step=, position=, waits_for=)."""
@@ -91,7 +95,8 @@ class Worker:
         self._tasks = self.context.routes.tasks
         self.context.halves.update(rehearsal.rehearse(self.context))
         names = self.context.routes.device.streams
-        self._streams = {i: StreamThread(name) for i, name in enumerate(names) if i > 0}
+        first = 1 if self.context.settings.delays is None else 0  # [Note: a thread for each stream]
+        self._streams = {i: StreamThread(name) for i, name in enumerate(names) if i >= first}
         for stream in self._streams.values():
             stream.start()
 
@@ -111,10 +116,10 @@ class Worker:
         self.recorder.begin_step(perf_counter_ns())
         for position, task in enumerate(self._tasks):
             dispatch_ns = perf_counter_ns()
-            if task.stream == 0:
-                self._perform(flight, position, dispatch_ns)
-            else:
+            if task.stream in self._streams:
                 self._streams[task.stream].submit(partial(self._perform_aside, flight, position, dispatch_ns))
+            else:
+                self._perform(flight, position, dispatch_ns)
         return state
 
     def drain(self) -> None:
@@ -151,6 +156,8 @@ class Worker:
         if flight.before is not None:
             for waited in task.previous_step_waits:
                 self._wait(flight.before, waited, for_position=position)
+        if self.context.settings.delays is not None:
+            self._delay(flight, position, self.context.settings.delays)
         start_ns = perf_counter_ns()
         if task.stream == 0:
             self.report(Phase.RUNNING, step=step, position=position)
@@ -167,6 +174,19 @@ class Worker:
         self.recorder.record(step, position, (dispatch_ns, start_ns, start_ns, perf_counter_ns()))
         self.recorder.record_bytes(step, position, change)
         flight.done[position].set()
+
+    def _delay(self, flight: Flight, position: int, delays: Delays) -> None:
+        rank, step = self.context.rank, flight.state.number
+        sleep(delays.before(rank, step=step, position=position))
+        for hold in delays.holds:
+            if (hold.rank, hold.position) == (rank, position):
+                end = perf_counter() + delays.hold_s
+                while perf_counter() < end and not self._is_done(step + hold.next_step, hold.until):
+                    sleep(_HOLD_LOOK_S)
+
+    def _is_done(self, step: int, position: int) -> bool:
+        flights = [flight for flight in self._flights if flight.state.number == step]
+        return any(flight.done[position].is_set() for flight in flights)
 
     def _wait(self, flight: Flight, position: int, *, for_position: int) -> None:
         event = flight.done[position]

@@ -202,7 +202,7 @@ def _taken(place: Place, island: Island, value: Value) -> tuple[Tensor, int]:
         where = (place.microbatch, island.first)
         copy = place.context.model_input(place.step, where, value[1])
         return copy, place.context.ledger.hold(copy, MemoryClass.ACTIVATIONS)
-    tensor, key = place.step.take(place.microbatch, value)
+    tensor, key = place.step.take(place.microbatch, value, stage=island.stage)
     return tensor.detach(), key
 
 

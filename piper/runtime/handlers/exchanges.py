@@ -30,7 +30,9 @@ def exchange(context: RankContext, step: StepState, task: Task) -> None:
             _agree_on_rows(context, step, task)
         case Role.AGAIN:
             for value, before, behind in context.routes.turned(task):
-                tensor = _turned(context, task, step.read(task.microbatch, before), value=value)
+                tensor = _turned(
+                    context, task, step.read(task.microbatch, before, stage=task.stage), value=value
+                )
                 step.keep_gathered(task.microbatch, behind, tensor)
         case Role.CROSS if pass_of(task) is TaskKind.B:
             _turn_gradients(context, step, task)
@@ -43,7 +45,7 @@ def exchange(context: RankContext, step: StepState, task: Task) -> None:
 def _turn_tensors(context: RankContext, step: StepState, task: Task) -> None:
     border = context.routes.borders.all[context.routes.exchange(task).border]
     named = context.routes.turned(task)
-    tensors = {value: step.read(task.microbatch, before) for value, before, _ in named}
+    tensors = {value: step.read(task.microbatch, before, stage=task.stage) for value, before, _ in named}
     if border.region.axis == "ep" and border.enters:
         tensors = _routed(context, step, task, tensors=tensors)
     else:

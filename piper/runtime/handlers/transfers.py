@@ -31,7 +31,8 @@ def receive_activations(context: RankContext, step: StepState, task: Task) -> No
     """Receive what this stage takes from the source stage."""
     for number, value in enumerate(context.plan.edges[task.edge].values):
         name = context.routes.borders.outside(value, phase=TaskKind.F)
-        step.put(task.microbatch, name, _receive(context, task, value, message=(step.number, number)))
+        tensor = _receive(context, task, value, message=(step.number, number))
+        step.put(task.microbatch, name, tensor, stage=task.stage)
 
 
 def send_gradients(context: RankContext, step: StepState, task: Task) -> None:

@@ -129,6 +129,7 @@ def test_an_embedding_and_a_head_that_share_their_weights_live_on_both_ends(tmp_
     [
         ("tiny-moe", "pp=2,schedule=zb_h1"),
         ("tests.piper.runtime.toy:plain_crossing", "pp=3,schedule=zb_h1"),
+        ("tests.piper.runtime.toy:plain_crossing", "pp=2,schedule=zbv"),
         ("tests.piper.runtime.toy:plain_frozen", "pp=2,schedule=dualpipe_v"),
     ],
 )
