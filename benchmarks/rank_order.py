@@ -46,9 +46,16 @@ class Renumbered(ClusterCostModel):
         found: list[list[int]] = self._ranks[np.array(sets)].tolist()
         return found
 
-    def transfer_use(self, *, size_bytes: int, pairs: Ints, num_ranks: int) -> CommunicationUse:
+    def transfer_use(
+        self, *, size_bytes: int, pairs: Ints, num_ranks: int, communicators: Ints | None = None
+    ) -> CommunicationUse:
         """Return what transfers between the devices of ranks hold."""
-        return super().transfer_use(size_bytes=size_bytes, pairs=self._places[pairs], num_ranks=num_ranks)
+        return super().transfer_use(
+            size_bytes=size_bytes,
+            pairs=self._places[pairs],
+            num_ranks=num_ranks,
+            communicators=None if communicators is None else self._places[communicators],
+        )
 
     def collective_use(
         self, kind: CollectiveKind, *, size_bytes: int, members: Ints, num_ranks: int

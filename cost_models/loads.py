@@ -42,7 +42,9 @@ _MEMORY_PER_BUS_BYTE = {
 """See [Note: bytes in memory]."""
 
 _BYTES_PER_CHANNEL = 32 * 1024
-"""Smaller messages use fewer channels: 64 bytes for each of 512 threads (NVIDIA/nccl src/enqueue.cc)."""
+"""Smaller collectives use fewer channels: 64 bytes for each of 512 threads (NVIDIA/nccl src/enqueue.cc)."""
+_BYTES_OF_A_MESSAGE = 64 * 1024
+"""Smaller messages use fewer channels: an eighth of a step of 512 KiB (NVIDIA/nccl src/enqueue.cc)."""
 
 
 _MOST_LAYOUTS = 64
@@ -63,22 +65,31 @@ class Loads:
         self._collectives = Collectives(cluster, slowdown=slowdown)
         self._layouts: dict[tuple[tuple[int, ...], bytes], Layout] = {}
 
-    def transfer(self, *, size_bytes: int, pairs: Ints) -> CommunicationUse:
-        """Return what transfers of `size_bytes` hold that run at once; pairs: int64 [n, 2], from and to."""
+    def transfer(
+        self, *, size_bytes: int, pairs: Ints, communicators: Ints | None = None
+    ) -> CommunicationUse:
+        """Return what transfers of `size_bytes` hold that run at once.
+
+        Args:
+            size_bytes: of each.
+            pairs: int64 [n, 2], from and to.
+            communicators: int64 [n, members], all ranks among whom such messages go; None: the pairs alone.
+        """
         pairs = self._checked(pairs)
+        among = self._layout_of(pairs if communicators is None else communicators)
         source, target = pairs[:, 0], pairs[:, 1]
         entries = _Entries(self.links)
         near = self._add_messages(entries, source, target, size_bytes=size_bytes)
         alone = [
             self._collectives.alone_transfer(size_bytes, inside=inside) for inside in np.unique(near).tolist()
         ]
-        channels = self._message_channels(near)
+        channels = self._message_channels(among, size_bytes)
         slowest = max(alone, key=lambda time: time.seconds)
         on_cores = self.links.cores is not None
         self._add_cores(entries, pairs.size, slowest.seconds)
         return entries.use(
             latency_s=0.0 if on_cores else slowest.latency_s,
-            processors=_used(channels, size_bytes),
+            processors=_used(channels, size_bytes, _BYTES_OF_A_MESSAGE),
             memory_bytes=size_bytes,
         )
 
@@ -97,8 +108,8 @@ class Loads:
         memory_bytes, messages = _MEMORY_PER_BUS_BYTE[kind] * bus_bytes, 1
         if kind is CollectiveKind.RING_SHIFT:
             target = np.roll(layout.members, -1, axis=1).ravel()
-            near = self._add_messages(entries, layout.flat, target, size_bytes=size_bytes)
-            channels = self._message_channels(near)
+            self._add_messages(entries, layout.flat, target, size_bytes=size_bytes)
+            channels = self._message_channels(layout, size_bytes)
         elif kind is CollectiveKind.ALL_TO_ALL:
             self._add_all_to_all(entries, layout, size_bytes=size_bytes)
             channels = self._all_to_all_channels(layout)
@@ -113,7 +124,7 @@ class Loads:
         self._add_cores(entries, layout.flat.size, slowest.seconds - slowest.latency_s)
         return entries.use(
             latency_s=slowest.latency_s,
-            processors=min(channels, max(messages, _used(channels, size_bytes))),
+            processors=min(channels, max(messages, _used(channels, size_bytes, _BYTES_PER_CHANNEL))),
             memory_bytes=memory_bytes,
         )
 
@@ -143,9 +154,12 @@ class Loads:
         if self.links.cores is not None and cores is not None:
             entries.add(np.array([self.links.cores]), min(members, cores) * seconds)
 
-    def _message_channels(self, near: Flags) -> int:
-        """Return the channels of messages, of which some stay inside a node."""
-        return self.cluster.channels.messages if near.all() else self.cluster.channels.per_peer
+    def _message_channels(self, layout: Layout, size_bytes: int) -> int:
+        """Return the channels of one message among sets of ranks, of which some may lie on several nodes."""
+        channels = self.cluster.channels
+        if (layout.num_nodes > 1).any():
+            return channels.per_peer
+        return channels.of_message(size_bytes, layout.num_ranks)
 
     def _all_to_all_channels(self, layout: Layout) -> int:
         remote = layout.num_nodes > 1
@@ -308,9 +322,9 @@ class _Entries:
         )
 
 
-def _used(channels: int, size_bytes: int) -> int:
-    """Return the channels that a message uses."""
-    return max(1, min(channels, math.ceil(size_bytes / _BYTES_PER_CHANNEL)))
+def _used(channels: int, size_bytes: int, part_bytes: int) -> int:
+    """Return the channels that are used where each takes a part of at least so many bytes."""
+    return max(1, min(channels, math.ceil(size_bytes / part_bytes)))
 
 
 def _power_of_two(number: int) -> int:

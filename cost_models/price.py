@@ -151,9 +151,22 @@ class CostModel(Protocol):
         """Return what bounds one kernel (not `count` of them)."""
 
     def transfer_use(
-        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+        self,
+        *,
+        size_bytes: int,
+        pairs: npt.NDArray[np.int64],
+        num_ranks: int,
+        communicators: npt.NDArray[np.int64] | None = None,
     ) -> CommunicationUse:
-        """Return what transfers that run at once hold; pairs: [n, 2], from rank and to rank."""
+        """Return what transfers that run at once hold.
+
+        Args:
+            size_bytes: of each.
+            pairs: [n, 2], from rank and to rank.
+            num_ranks: of the job.
+            communicators: [n, members], of each the ranks among whom such messages go (those of a pipeline);
+                None: the pair alone.
+        """
 
     def collective_use(
         self, kind: CollectiveKind, *, size_bytes: int, members: npt.NDArray[np.int64], num_ranks: int

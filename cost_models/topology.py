@@ -101,6 +101,10 @@ class Spine:
     oversubscription: float
 
 
+_MOST_OF_A_MESSAGE = 2**24
+"""Bytes; see `Channels.of_message`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
     """Into how many channels the communication library divides large messages.
@@ -113,7 +117,7 @@ class Channels:
         ring: of a ring inside a node.
         in_switch: of a reduction in the switch inside a node.
         two_node_tree: of the same over two nodes.
-        messages: of transfers, ring shifts and all-to-all inside a node.
+        messages: of all that one device sends and receives at once inside a node (all-to-all).
         per_rail: of a ring over nodes, for each rail (network interface) that its members on a node use.
         doubled_below: a ring over nodes with fewer channels than this has twice as many.
         per_peer: of messages to another node, for each peer.
@@ -126,6 +130,20 @@ class Channels:
     per_rail: int = 2
     doubled_below: int = 16
     per_peer: int = 2
+
+    def of_message(self, size_bytes: float, num_ranks: int) -> int:
+        """Return the channels of one message between two of `num_ranks` that communicate inside a node.
+
+        As many as there would be for each if all sent to all, and twice as many as long as a part is larger
+        than 16 MiB (NVIDIA/nccl src/enqueue.cc, scheduleP2pTasksToPlan; 16 for a pair, 32 from 512 MB on:
+        meta-pytorch/torchcomms pull 197).
+        """
+        channels = self.messages
+        while channels * num_ranks > self.messages and channels > 1:
+            channels //= 2
+        while size_bytes / channels > _MOST_OF_A_MESSAGE and 2 * channels <= self.messages:
+            channels *= 2
+        return channels
 
     def of_rails(self, rails: int) -> int:
         """Return the channels of a ring over nodes whose members on a node use `rails`."""

@@ -174,10 +174,16 @@ class ClusterCostModel:
         return self._roofline.operation_use(replace(operation, count=1))
 
     def transfer_use(
-        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+        self,
+        *,
+        size_bytes: int,
+        pairs: npt.NDArray[np.int64],
+        num_ranks: int,
+        communicators: npt.NDArray[np.int64] | None = None,
     ) -> CommunicationUse:
-        """Return what transfers that run at once hold; pairs: [n, 2], from rank and to rank."""
-        return self._loads_of(num_ranks).transfer(size_bytes=size_bytes, pairs=pairs)
+        """Return what transfers that run at once hold, see `CostModel`."""
+        loads = self._loads_of(num_ranks)
+        return loads.transfer(size_bytes=size_bytes, pairs=pairs, communicators=communicators)
 
     def collective_use(
         self, kind: CollectiveKind, *, size_bytes: int, members: npt.NDArray[np.int64], num_ranks: int

@@ -120,7 +120,12 @@ class UnitCostModel:
         return OperationUse(processor_s=0.0, memory_s=0.0, memory_bytes=0.0)
 
     def transfer_use(
-        self, *, size_bytes: int, pairs: npt.NDArray[np.int64], num_ranks: int
+        self,
+        *,
+        size_bytes: int,
+        pairs: npt.NDArray[np.int64],
+        num_ranks: int,
+        communicators: npt.NDArray[np.int64] | None = None,
     ) -> CommunicationUse:
         """Return that a transfer holds nothing."""
         return _nothing(self._transfer.seconds)

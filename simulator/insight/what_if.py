@@ -135,9 +135,13 @@ class ScaledCostModel:
         use, scale = self._inner.operation_use(operation), self._scales.operations.get(operation.kind, 1.0)
         return replace(use, processor_s=use.processor_s * scale, memory_s=use.memory_s * scale)
 
-    def transfer_use(self, *, size_bytes: int, pairs: Ints, num_ranks: int) -> CommunicationUse:
+    def transfer_use(
+        self, *, size_bytes: int, pairs: Ints, num_ranks: int, communicators: Ints | None = None
+    ) -> CommunicationUse:
         """Return what transfers hold."""
-        use = self._inner.transfer_use(size_bytes=size_bytes, pairs=pairs, num_ranks=num_ranks)
+        use = self._inner.transfer_use(
+            size_bytes=size_bytes, pairs=pairs, num_ranks=num_ranks, communicators=communicators
+        )
         return replace(use, latency_s=use.latency_s * self._latency_scale(pairs))
 
     def collective_use(

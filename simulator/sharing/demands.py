@@ -53,7 +53,7 @@ def share(
         return None
     if machine.cores is not None:
         is_compute = np.zeros_like(is_compute)  # [Note: shared cores]
-    asker = _Asker(plan=plan, cost_model=cost_model, machine=machine)
+    asker = _Asker(plan=plan, cost_model=cost_model, machine=machine, pipelines=_pipelines(plan))
     rows = [asker.row(question, float(prices.seconds[number])) for number, question in enumerate(questions)]
     rows.append(_Row())
     driver = driving_stream(matching, stream=stream, is_compute=is_compute)
@@ -94,6 +94,7 @@ class _Asker:
     plan: Plan
     cost_model: CostModel
     machine: Machine
+    pipelines: Ints
 
     def row(self, question: Question, seconds: float) -> _Row:
         """Return what a row holds whose price is `seconds`."""
@@ -127,7 +128,10 @@ class _Asker:
         if question.source != question.target:
             pairs = transfer_pairs(self.plan, question.source, question.target)
             return self.cost_model.transfer_use(
-                size_bytes=size, pairs=np.array(pairs, dtype=np.int64), num_ranks=ranks
+                size_bytes=size,
+                pairs=np.array(pairs, dtype=np.int64),
+                num_ranks=ranks,
+                communicators=self.pipelines,
             )
         here = np.array(self.plan.mesh.ranks(pp=question.source), dtype=np.int64)
         to_host = question.kind == TaskKind.OFFLOAD
@@ -149,6 +153,12 @@ class _Asker:
             links=links[loaded],
             uses=uses[loaded],
         )
+
+
+def _pipelines(plan: Plan) -> Ints:
+    """Return the ranks of every pipeline, int64 [pipelines, pipeline ranks], as in `transfer_pairs`."""
+    ranks = [plan.mesh.ranks(pp=rank) for rank in range(plan.num_pipeline_ranks)]
+    return np.array(ranks, dtype=np.int64).T
 
 
 def _links(

@@ -328,14 +328,29 @@ def test_channels_are_processors_as_the_library_logs_them(name, kind, members, p
     assert use.processors == processors
 
 
-def test_transfers_hold_two_processors_over_the_network_and_many_inside_a_node():
-    def processors(size_bytes, target):
-        pairs = np.array([[0, target]])
-        return model("dgx-h100").transfer_use(size_bytes=size_bytes, pairs=pairs, num_ranks=16).processors
+def message_processors(size_bytes, pair, among=None):
+    use = model("dgx-h100").transfer_use(
+        size_bytes=size_bytes,
+        pairs=np.array([pair]),
+        num_ranks=16,
+        communicators=None if among is None else np.array([among]),
+    )
+    return use.processors
 
-    assert [processors(2**26, target) for target in (1, 8)] == [32, 2]
-    assert [processors(2**17, target) for target in (1, 8)] == [4, 2]
-    assert [processors(8, target) for target in (1, 8)] == [1, 1]
+
+def test_transfers_hold_two_processors_over_the_network_and_many_inside_a_node():
+    assert [message_processors(2**26, (0, target)) for target in (1, 8)] == [16, 2]
+    assert [message_processors(2**17, (0, target)) for target in (1, 8)] == [2, 2]
+    assert [message_processors(8, (0, target)) for target in (1, 8)] == [1, 1]
+
+
+def test_a_pair_alone_divides_very_large_messages_into_twice_as_many_channels():
+    assert [message_processors(size, (0, 1)) for size in (2**28, 2**29)] == [16, 32]
+
+
+@pytest.mark.parametrize(("pipeline", "processors"), [(2, 16), (4, 8), (8, 4), (16, 2)])
+def test_the_more_ranks_a_pipeline_has_the_fewer_processors_one_of_its_messages_holds(pipeline, processors):
+    assert message_processors(2**25, (0, 1), among=range(pipeline)) == processors
 
 
 @pytest.mark.parametrize(("kind", "memory"), [(AR, 1600), (AG, 1400), (RS, 2100), (A2A, 1400), (SHIFT, 1600)])
