@@ -87,8 +87,14 @@ class RankContext:
             tokens=self.places.tokens(segment),
             rows=step.rows.setdefault(microbatch, {}),
             segment=segment,
+            expert_rows=self._expert_rows(step, microbatch, segment),
             rings=ring if segment in self.places.rings else None,
         )
+
+    def _expert_rows(self, step: StepState, microbatch: int, segment: int) -> int | None:
+        first = self.places.experts.get(segment)
+        ways = None if first is None else step.routings.get((microbatch, first))
+        return None if ways is None else sum(ways.received)
 
     def ring(self, step: StepState, microbatch: int, segment: int, *, phase: TaskKind) -> Ring:
         """Return the ring around the attention of a segment, in one pass of a microbatch."""

@@ -181,6 +181,15 @@ class RingAttention(Placed):
         return ring_attention(query, key, value, rings=here.rings, facts=facts)
 
 
+@dataclass(frozen=True, slots=True)
+class CutRowNumbers(Placed):
+    """`torch.arange` over the rows that the experts of this rank take, as many as the router sent."""
+
+    def __call__(self, here: Here, count: int, **options: Any) -> Tensor:
+        """Return the numbers of the rows."""
+        return torch.arange(count if here.expert_rows is None else here.expert_rows, **options)
+
+
 def _positions(here: Here) -> Tensor:
     tokens: Sequence[int] = here.tokens or ()
     check_invariant(here.tokens is not None, "a segment that does not know its tokens")

@@ -48,6 +48,7 @@ class Here:
         tokens: positions in the sequence of the tokens of a segment, [tokens] int64; None: all of them.
         rows: microbatch's softmaxes over cut features, by segment; filled by the code.
         segment: which.
+        expert_rows: of the segment, as many as the router sent; None: nothing was routed.
         rings: of the segment's attention, forward (False) and backward (True); None: nothing goes round.
     """
 
@@ -56,4 +57,5 @@ class Here:
     tokens: Sequence[int] | None = None
     rows: dict[int, CutRows] = field(default_factory=dict)
     segment: int = 0
+    expert_rows: int | None = None
     rings: Callable[[bool], Ring] | None = None

@@ -14,6 +14,11 @@ _SEQUENCE_DIMS = (1, 2)
 """Where tokens stand in [microbatch, seq, ...] and, behind attention, in [microbatch, heads, seq, ...]."""
 
 
+UNKNOWN_ROWS = 7
+"""So many rows more than a rank has does a trace let its experts take: it is the router that says how many,
+and numbers in the code that depend on them are found."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDim:
     """Where the tokens of a sequence stand in a tensor.
@@ -73,7 +78,7 @@ def turned(shape: Shape, whole: Shape, border: Border, *, plan: Plan, micro_batc
     region, sizes = border.region, list(shape)
     seq_len, degree = plan.training.seq_len, region.degree
     if region.axis == "ep":
-        return shape
+        return (shape[0] + (UNKNOWN_ROWS if border.enters else -UNKNOWN_ROWS), *shape[1:])
     if region.axis == "tp":
         if plan.cuts.sequence_parallel:
             dim = token_dim(whole, micro_batch=micro_batch, seq_len=seq_len).dim
@@ -83,6 +88,14 @@ def turned(shape: Shape, whole: Shape, border: Border, *, plan: Plan, micro_batc
     heads = heads_dim(whole, micro_batch=micro_batch, seq_len=seq_len, inside=inside)
     tokens = token_dim(whole, micro_batch=micro_batch, seq_len=seq_len, heads=heads).dim
     more, less = (tokens, heads) if border.enters else (heads, tokens)
+    if sizes[less] % degree:
+        raise JobError(
+            where="piper run",
+            field="heads" if border.enters else "tokens",
+            value=sizes[less],
+            rule=f"cannot be cut over {degree} ranks of cp: keys and values of one head are on one rank",
+            fix='use "method": "ring" in shard_sequence, or fewer ranks of cp or tp',
+        )
     sizes[more] *= degree
     sizes[less] //= degree
     return tuple(sizes)

@@ -29,6 +29,7 @@ from piper.runtime.cut_operations import (
     CutLinear,
     CutLoss,
     CutRange,
+    CutRowNumbers,
     CutTable,
     RingAttention,
 )
@@ -103,7 +104,9 @@ def trace_local(module: nn.Module, inputs: Sequence[Tensor], *, cutting: Cutting
                     fix="ask tensors for their sizes in forward, or run with tp=1, cp=1, ep=1",
                 ) from error
     mode.tracing.loss = mode.number(loss)
-    return _Replacing(cutting=cutting, local=mode.tracing, where=where).replaced()
+    return _Replacing(
+        cutting=cutting, local=mode.tracing, where=where, region_rows=mode.region_rows
+    ).replaced()
 
 
 def _cut_parameters(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -129,6 +132,7 @@ class _LocalTracer(Tracer):
         self, module: nn.Module, inputs: Sequence[Tensor], *, annotations: Trace, where: str
     ) -> None:
         super().__init__(module, inputs, annotations=annotations, where=where)
+        self.region_rows: dict[range, int] = {}
         self._sides: dict[tuple[int, object], Tensor] = {}
 
     def __torch_function__(  # noqa: PLR0917  torch fixes the signature
@@ -169,7 +173,10 @@ class _LocalTracer(Tracer):
         if not whole or len(whole) == 1:
             return shape
         plan, size = self.cutting.plan, self.cutting.micro_batch
-        return turned(shape, whole, side, plan=plan, micro_batch=size)
+        found = turned(shape, whole, side, plan=plan, micro_batch=size)
+        if side.region.axis == "ep" and side.enters:
+            self.region_rows[range(side.region.first, side.region.last + 1)] = found[0]
+        return found
 
     def _cut_input(self, tensor: Tensor, parts: int) -> tuple[int, ...]:
         return (tensor.shape[0], tensor.shape[1] // parts, *tensor.shape[2:])
@@ -215,6 +222,7 @@ class _Replacing:
     cutting: Cutting
     local: Tracing
     where: str
+    region_rows: dict[range, int]
 
     def replaced(self) -> Tracing:
         """Return the local trace with replaced calls."""
@@ -232,11 +240,47 @@ class _Replacing:
     def _call(self, segment: int, whole: Call, local: Call) -> Call:
         if whole.function != local.function or whole.results != local.results:
             raise self._refused(f"call in segment {segment}", _name(local))
+        self._check_chunks(whole, local)
         if local.dropout is not None:
             return replace(local, function=self._dropout(segment, whole, local))
         rule = _RULES.get(local.function)
         changed = None if rule is None else rule(self, Pair(segment, whole, local))
+        if changed is None:
+            self._check_rows(segment, local)
         return local if changed is None else replace(local, function=changed)
+
+    def _check_chunks(self, whole: Call, local: Call) -> None:
+        """Raise where features that are cut are split: a rank has not the same part of each piece."""
+        if local.function not in _CHUNKS or not isinstance(local.results, tuple):
+            return
+        number = next(number for number in local.results if number is not None)
+        of_whole, of_part = (t[number].tensor for t in (self.cutting.whole.tensors, self.local.tensors))
+        given = dict(zip(("input", "size", "dim"), local.args, strict=False)) | dict(local.kwargs)
+        dim = int(given.get("dim", 0))
+        size = self.cutting.plan.training.seq_len
+        if of_whole.shape[dim] != of_part.shape[dim] and of_whole.shape[dim] != size:
+            raise ModelError(
+                where=self.where,
+                field=_name(local),
+                value=f"of {list(of_whole.shape)}",
+                rule="splits features that tensor parallelism cuts: ranks would have other pieces",
+                fix="give each piece (gate, up) a matrix of its own, or run with tp=1",
+            )
+
+    def _check_rows(self, segment: int, local: Call) -> None:
+        """Raise where code of experts depends on how many rows they get."""
+        rows = self.rows(segment)
+        numbers: list[int] = []
+        replace_leaves(
+            (local.args, dict(local.kwargs)),
+            lambda leaf: numbers.append(leaf) if isinstance(leaf, int) else None,
+        )
+        if rows is not None and rows in numbers:
+            raise self._refused(f"number of rows in segment {segment}", _name(local))
+
+    def rows(self, segment: int) -> int | None:
+        """Return how many rows the trace lets the experts of a segment take, or None: it has none."""
+        return next((rows for region, rows in self.region_rows.items() if segment in region), None)
 
     def _dropout(self, segment: int, whole: Call, local: Call) -> CutDropout:
         operation = local.dropout
@@ -307,7 +351,8 @@ def _linear(replacing: _Replacing, pair: Pair) -> CutLinear | None:
 def _getitem(replacing: _Replacing, pair: Pair) -> CutTable | None:
     """Replace `table[:seq]` where a rank has other tokens than the first ones."""
     segment, whole, local = pair
-    if replacing.cutting.token_parts(segment) == 1 or not replacing.is_kind(local.args[0], "buffer"):
+    fixed = replacing.is_kind(local.args[0], "buffer") or replacing.is_kind(local.args[0], "parameter")
+    if replacing.cutting.token_parts(segment) == 1 or not fixed:
         return None
     first = whole.args[1][0] if isinstance(whole.args[1], tuple) else whole.args[1]
     up_to = slice(None, replacing.cutting.plan.training.seq_len, None)
@@ -317,9 +362,10 @@ def _getitem(replacing: _Replacing, pair: Pair) -> CutTable | None:
 def _attention(replacing: _Replacing, pair: Pair) -> RingAttention | None:
     segment, _, local = pair
     regions = replacing.cutting.plan.cuts.regions
+    given = dict(zip(_ATTENTION_OPTIONS, local.args[3:], strict=False)) | dict(local.kwargs)
+    _check_mask(replacing, segment, (local.args[0], given.get("attn_mask")))
     if not any(r.method == "ring" and r.first == segment for r in regions):
         return None
-    given = dict(zip(_ATTENTION_OPTIONS, local.args[3:], strict=False)) | dict(local.kwargs)
     if given.get("attn_mask") is not None:
         raise ModelError(
             where=replacing.where,
@@ -331,9 +377,29 @@ def _attention(replacing: _Replacing, pair: Pair) -> RingAttention | None:
     return RingAttention(causal=bool(given.get("is_causal", False)), scale=given.get("scale"))
 
 
-def _arange(replacing: _Replacing, pair: Pair) -> CutRange | None:
+def _check_mask(replacing: _Replacing, segment: int, given: tuple[Any, Any]) -> None:
+    """Raise where a mask has a part for every head, but a rank has some heads only."""
+    query, mask = (
+        tuple(replacing.local.tensors[ref.number].tensor.shape) if isinstance(ref, Ref) else ()
+        for ref in given
+    )
+    of_heads = len(mask) > _HEADS_OF_MASK and mask[_HEADS_OF_MASK] > 1
+    # Around attention [microbatch, heads, seq, head_dim].
+    if of_heads and mask[_HEADS_OF_MASK] != query[1]:
+        raise ModelError(
+            where=replacing.where,
+            field="attn_mask",
+            value=f"{list(mask)} in segment {segment}",
+            rule=f"has a part for every head, and a rank has {query[1]} heads",
+            fix="use a model without linear biases, or run with tp=1 (cp: the method ring)",
+        )
+
+
+def _arange(replacing: _Replacing, pair: Pair) -> CutRange | CutRowNumbers | None:
     segment, whole, local = pair
     seq = replacing.cutting.plan.training.seq_len
+    if local.args and local.args[0] == replacing.rows(segment):
+        return CutRowNumbers()
     if replacing.cutting.token_parts(segment) == 1 or whole.args != (seq,) or local.args == (seq,):
         return None
     return CutRange()
@@ -341,7 +407,10 @@ def _arange(replacing: _Replacing, pair: Pair) -> CutRange | None:
 
 _LOSS_OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 
+_HEADS_OF_MASK = 1
 _ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+_CHUNKS = (torch.chunk, Tensor.chunk, torch.split, Tensor.split)
 
 _RULES: dict[Callable[..., Any], Callable[[_Replacing, Pair], Any]] = {
     F.embedding: _embedding,

@@ -131,6 +131,12 @@ class Places:
         """Return the segments around whose attention keys and values go."""
         return frozenset(region.first for region in self.plan.cuts.regions if region.method == "ring")
 
+    @cached_property
+    def experts(self) -> dict[int, int]:
+        """Return segment -> first segment of the region of experts around it."""
+        regions = [region for region in self.plan.cuts.regions if region.axis == "ep"]
+        return {i: region.first for region in regions for i in range(region.first, region.last + 1)}
+
     def tokens(self, segment: int) -> tuple[int, ...] | None:
         """Return the positions of this rank's tokens in a segment; None: all of them, in order."""
         return self._tokens[segment] if self.plan.cuts.regions else None

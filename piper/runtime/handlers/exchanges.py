@@ -86,9 +86,9 @@ def _no_gradient(context: RankContext, step: StepState, task: Task, *, name: Val
     """Return zeros for a tensor that had no influence; others take part in the exchange all the same."""
     border = context.routes.borders.all[name[2]]
     shape = context.shape(name, task.microbatch)
-    if border.region.axis == "ep" and border.enters:
-        received = routing.known_routing(step, task, border.region).received
-        shape = (sum(received), *shape[1:])
+    if border.region.axis == "ep":
+        ways = routing.known_routing(step, task, border.region)
+        shape = (sum(ways.received if border.enters else ways.sent), *shape[1:])
     return torch.zeros(shape, dtype=DTYPES[context.plan.segments[name[0]].outputs[name[1]].dtype])
 
 

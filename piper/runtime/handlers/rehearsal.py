@@ -43,6 +43,7 @@ def _halves(place: Place, island: Island) -> Halves:
             tensor.register_hook(rehearsal.want)  # type: ignore[no-untyped-call]
 
     leaves = {value[:2]: _leaf(place, island, value) for value in island.inputs}
+    _give_all_rows_to_one_expert(place, island, leaves)
     with torch.enable_grad(), place.step.ledger.saved(context.state.brought_parameters):
         made = call_island(place, island, leaves, watch=watch)
     for rows in place.step.rows.get(place.microbatch, {}).values():
@@ -59,6 +60,15 @@ def _halves(place: Place, island: Island) -> Halves:
             if gradient is not None:
                 rehearsal.want(gradient)
     return rehearsal.halves()
+
+
+def _give_all_rows_to_one_expert(place: Place, island: Island, leaves: dict[Value, Tensor]) -> None:
+    borders = place.context.routes.borders
+    behind = [value for value in island.inputs if len(value) > 2]  # noqa: PLR2004
+    ends = [value for value in behind if borders.is_ends(value[2], value)]
+    for value in ends:
+        rows = next(leaf for other, leaf in leaves.items() if other != value[:2])
+        leaves[value[:2]].fill_(rows.shape[0])
 
 
 def _leaf(place: Place, island: Island, value: Value) -> Tensor:
