@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from threading import RLock, local
 from time import perf_counter_ns
 
-from torch import Tensor
+import torch
+from torch import Tensor, UntypedStorage
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -95,16 +96,22 @@ class Ledger:
                 self.log.append((perf_counter_ns(), totals))
 
     @contextmanager
-    def saved(self, elsewhere: Elsewhere = _nowhere) -> Iterator[None]:
+    def saved(self, elsewhere: Elsewhere = _nowhere, found: list[Saved] | None = None) -> Iterator[None]:
         """Hold what autograd saves inside the block (parameters are held already and cost nothing more).
 
         Args:
             elsewhere: returns where the memory of a tensor that is not kept comes from in B, or None.
+            found: takes what is held, in order.
         """
 
-        def pack(tensor: Tensor) -> _Saved | _Deferred:
+        def pack(tensor: Tensor) -> Saved | _Deferred:
             fetch = elsewhere(tensor)
-            return _Saved(self, tensor) if fetch is None else _Deferred(fetch, tensor)
+            if fetch is not None:
+                return _Deferred(fetch, tensor)
+            saved = Saved(self, tensor)
+            if found is not None:
+                found.append(saved)
+            return saved
 
         with saved_tensors_hooks(pack, lambda saved: saved.unpack()):
             yield
@@ -126,27 +133,59 @@ class _Deferred:
             return self._fetch().as_strided(shape, stride, offset)
 
 
-class _Saved:
+class Saved:
     """A tensor as autograd keeps it: held until autograd drops it, in the middle of a backward.
 
     Released before the memory is free: another tensor may get the same address, which is the ledger's key.
+    Meanwhile its memory may go away and come back ([Note: what goes away]).
     """
 
-    __slots__ = ("_key", "_ledger", "_tensor", "_version")
+    __slots__ = ("_held", "_layout", "_ledger", "_tensor", "_version", "address")
 
     def __init__(self, ledger: Ledger, tensor: Tensor) -> None:
         self._ledger = ledger
-        self._key = ledger.hold(tensor, MemoryClass.ACTIVATIONS)
+        self._layout = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        self._tensor: Tensor | None = None
+        self.come_back(tensor)
+
+    def __del__(self) -> None:
+        if self._tensor is not None:
+            self._ledger.release(self._held)
+
+    @property
+    def tensor(self) -> Tensor:
+        """Return the tensor, which must be there."""
+        if self._tensor is None:
+            raise RunFailedError(f"a tensor of shape {list(self._layout[1])} that backward needs is away")
+        return self._tensor
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether its memory was given up."""
+        return self._tensor is None
+
+    def leave(self) -> None:
+        """Give the memory up."""
+        if self._tensor is not None:
+            self._ledger.release(self._held)
+            self._tensor = None
+
+    def come_back(self, tensor: Tensor) -> None:
+        """Take an equal tensor."""
+        self._held = self.address = self._ledger.hold(tensor, MemoryClass.ACTIVATIONS)
         # Detached: a node that keeps its own output would keep itself alive.
         self._tensor, self._version = tensor.detach(), tensor._version
 
-    def __del__(self) -> None:
-        self._ledger.release(self._key)
+    def come_back_in(self, memory: UntypedStorage) -> None:
+        """Take memory with the same contents."""
+        dtype, shape, stride, offset = self._layout
+        empty = torch.empty(0, dtype=dtype)
+        self.come_back(empty.set_(memory, offset, shape, stride))
 
     def unpack(self) -> Tensor:
         """Return the tensor; hooks switch autograd's own check of overwritten tensors off, so we make it."""
-        if self._tensor._version != self._version:
+        if self.tensor._version != self._version:
             raise RunFailedError(
-                f"a tensor of shape {list(self._tensor.shape)} that backward needs was overwritten in place"
+                f"a tensor of shape {list(self.tensor.shape)} that backward needs was overwritten in place"
             )
-        return self._tensor
+        return self.tensor

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from cost_models.errors import check_invariant
+from piper.runtime.ledger import Ledger
 from piper.runtime.settings import OptimizerSettings
+from simulator.plan import MemoryClass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,20 +23,54 @@ class ShardState:
     Args:
         settings: which optimizer.
         master: fp32 parameters of the shard, changed in place.
+        owns_master: whether the master is state of its own, not the parameters themselves.
         moments: AdamW: first and second moment.
+        home: where the state waits between updates, if that is the host; empty while it visits the device.
     """
 
     settings: OptimizerSettings
     master: Tensor
+    owns_master: bool
     moments: tuple[Tensor, ...] = ()
+    home: tuple[Tensor, ...] = ()
     steps: int = field(default=0)
 
     @classmethod
-    def new(cls, settings: OptimizerSettings, master: Tensor) -> ShardState:
+    def new(cls, settings: OptimizerSettings, master: Tensor, *, owns_master: bool = False) -> ShardState:
         """Return the state before the first step."""
         count = 2 if settings.name == "adamw" else 0
         moments = tuple(torch.zeros_like(master) for _ in range(count))
-        return cls(settings=settings, master=master, moments=moments)
+        return cls(settings=settings, master=master, owns_master=owns_master, moments=moments)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the state's own tensors."""
+        return (self.master, *self.moments) if self.owns_master else self.moments
+
+    def leave(self, ledger: Ledger) -> None:
+        """Go to the host."""
+        for tensor in self.tensors:
+            ledger.release(tensor.untyped_storage().data_ptr())
+        self.live_on_host()
+
+    def live_on_host(self) -> None:
+        """Have the host as home; the ledger has not seen this state on the device."""
+        self.home = tuple(tensor.clone() for tensor in self.tensors)
+        self._take(tuple(torch.empty(0) for _ in self.home))
+
+    def come_back(self, ledger: Ledger) -> None:
+        """Come to the device."""
+        self._take(tuple(tensor.clone() for tensor in self.home))
+        self.home = ()
+        for tensor in self.tensors:
+            ledger.hold(tensor, MemoryClass.OPTIMIZER)
+
+    def _take(self, tensors: tuple[Tensor, ...]) -> None:
+        if self.owns_master:
+            self.master, *moments = tensors
+            self.moments = tuple(moments)
+        else:
+            self.moments = tensors
 
     def step(self, gradient: Tensor) -> None:
         """Apply one step with an fp32 gradient of the shard's shape."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -46,6 +46,7 @@ class Island:
     Args:
         stage, first, last: where.
         recomputed: F keeps nothing of it; an R task runs it again.
+        remade: segments inside of which F keeps nothing; R tasks run them again, the graph stays.
         backward: whether a B task exists.
         inputs: names of tensors from outside, in order of first use ([Note: sides of a border]).
         inputs_again: their names for an R task.
@@ -58,6 +59,7 @@ class Island:
     first: int
     last: int
     recomputed: bool
+    remade: frozenset[int]
     backward: bool
     inputs: tuple[Value, ...]
     inputs_again: tuple[Value, ...]
@@ -139,14 +141,31 @@ class Routes:
         return found
 
     def islands_of(self, task: Task) -> tuple[Island, ...]:
-        """Return the islands that a compute task runs, along the forward."""
+        """Return the islands that a compute task runs as a whole, along the forward."""
         found = tuple(
             island
             for island in self.islands[task.stage, task.microbatch]
             if task.first_segment <= island.first and island.last <= task.last_segment
         )
-        check_invariant(bool(found), f"no F of {task.kind.name} at segment {task.first_segment}")
+        inside = (
+            task.kind is TaskKind.R and task.first_segment in self.island_at(task, task.first_segment).remade
+        )
+        check_invariant(bool(found) or inside, f"no F of {task.kind.name} at segment {task.first_segment}")
         return found
+
+    def island_at(self, task: Task, segment: int) -> Island:
+        """Return the island with a segment, of the stage and microbatch of a task."""
+        islands = self.islands[task.stage, task.microbatch]
+        return next(island for island in islands if island.first <= segment <= island.last)
+
+    @cached_property
+    def on_host(self) -> frozenset[tuple[int, int, int]]:
+        """Return (stage, microbatch, first segment) of islands of which the host keeps something."""
+        return frozenset(
+            (task.stage, task.microbatch, self.island_at(task, task.part).first)
+            for task in self.tasks
+            if task.kind is TaskKind.OFFLOAD and task.microbatch != NONE and task.bucket == NONE
+        )
 
     def islands_back(self, task: Task) -> tuple[Island, ...]:
         """Return the islands that a B, BI or BW task goes back through, the last one first."""
@@ -293,6 +312,20 @@ class Routes:
         }
 
     @cached_property
+    def optimizer_on_host(self) -> frozenset[int]:
+        """Return the buckets whose optimizer state waits on the host."""
+        return frozenset(t.bucket for t in self._offloads if t.phase == NONE)
+
+    @cached_property
+    def parameters_on_host(self) -> frozenset[int]:
+        """Return the buckets whose parameters wait on the host."""
+        return frozenset(t.bucket for t in self._offloads if t.phase != NONE)
+
+    @property
+    def _offloads(self) -> list[Task]:
+        return [task for task in self.tasks if task.kind is TaskKind.OFFLOAD and task.bucket != NONE]
+
+    @cached_property
     def run_sums(self) -> dict[int, int]:
         """Return buffer -> the bucket whose gradients are summed there until they are reduced."""
         return {
@@ -341,20 +374,35 @@ class Routes:
         return segment >= 0 and self.plan.segments[segment].outputs[output].requires_grad
 
     def _islands(self, stage: int, spans: dict[TaskKind, list[tuple[int, int]]]) -> Iterator[Island]:
-        starts = {first for found in spans.values() for first, _ in found}
         again, backward = (
             {i for kind in kinds for first, last in spans[kind] for i in range(first, last + 1)}
             for kinds in ((TaskKind.R,), _THROUGH)
         )
+        remade = {
+            i
+            for kind in _THROUGH
+            for first, last in spans[kind]
+            if not again.issuperset(range(first, last + 1))
+            for i in again.intersection(range(first, last + 1))
+        }
+        cuts = [
+            span
+            for kind, found in spans.items()
+            for span in found
+            if kind is not TaskKind.R or span[0] not in remade
+        ]
+        starts = {first for first, _ in cuts}
         for begin, end in sorted(spans[TaskKind.F]):
             at = begin
             while at <= end:
                 last = at
                 while at in backward and last < end and last + 1 in backward and last + 1 not in starts:
                     last += 1
-                ended = any(at <= stop < last for found in spans.values() for _, stop in found)
+                ended = any(at <= stop < last for _, stop in cuts)
                 check_invariant(not ended, f"a task ends inside of segments {at} to {last}")
-                yield self._island(stage, (at, last), again=at in again, backward=at in backward)
+                inside = frozenset(remade.intersection(range(at, last + 1)))
+                island = self._island(stage, (at, last), again=at in again - remade, backward=at in backward)
+                yield replace(island, remade=inside)
                 at = last + 1
 
     def _island(self, stage: int, span: tuple[int, int], *, again: bool, backward: bool) -> Island:
@@ -378,6 +426,7 @@ class Routes:
             first=first,
             last=last,
             recomputed=again,
+            remade=frozenset(),
             backward=backward,
             inputs=tuple(self.borders.taken(v, i, phase=TaskKind.F) for v, i in taken.items()),
             inputs_again=tuple(

@@ -10,31 +10,7 @@ import numpy as np
 from piper.errors import JobError
 from simulator.plan import DevicePlan, Plan, Region, StateDtypes, TaskKind
 
-_RUN = frozenset(
-    {
-        TaskKind.F,
-        TaskKind.B,
-        TaskKind.BI,
-        TaskKind.BW,
-        TaskKind.R,
-        TaskKind.SEND_F,
-        TaskKind.RECV_F,
-        TaskKind.SEND_B,
-        TaskKind.RECV_B,
-        TaskKind.ALL_REDUCE,
-        TaskKind.REDUCE_SCATTER,
-        TaskKind.ALL_GATHER,
-        TaskKind.ALL_TO_ALL,
-        TaskKind.RING_SHIFT,
-        TaskKind.NORM,
-        TaskKind.UPDATE,
-    }
-)
 _OPTIMIZERS = ("adamw", "sgd")
-_INSTEAD = {
-    TaskKind.OFFLOAD: "leave offload out",
-    TaskKind.RELOAD: "leave offload out",
-}
 
 
 def require_runnable(plan: Plan) -> None:
@@ -48,8 +24,7 @@ def require_runnable(plan: Plan) -> None:
     if plan.training.optimizer not in _OPTIMIZERS:
         raise _refused(f"optimizer={plan.training.optimizer}", "use adamw or sgd")
     for device in plan.device_plans:
-        _check_kinds(device)
-        _check_recomputation(device)
+        _check_recomputation(plan, device)
         _check_buckets(device)
 
 
@@ -116,16 +91,8 @@ def _check_experts(plan: Plan, region: Region) -> None:
         )
 
 
-def _check_kinds(device: DevicePlan) -> None:
-    table = device.tasks
-    for kind in (TaskKind(number) for number in np.unique(table.kind).tolist()):
-        if kind not in _RUN:
-            fix = _INSTEAD.get(kind, "leave out the directive that cuts tensors, tokens or experts")
-            raise _refused(f"{kind.name} tasks", fix)
-
-
-def _check_recomputation(device: DevicePlan) -> None:
-    """Refuse an R that makes again less than its B or BI needs: the runtime repeats whole parts."""
+def _check_recomputation(plan: Plan, device: DevicePlan) -> None:
+    """Refuse an R that makes some operations of a segment again: the runtime repeats whole segments."""
     table = device.tasks
     spans = np.stack([table.stage, table.microbatch, table.first_segment, table.last_segment], axis=1)
     backward, again = (
@@ -134,9 +101,13 @@ def _check_recomputation(device: DevicePlan) -> None:
     )
     remade = {(*key[:2], i) for key in again for i in range(key[2], key[3] + 1)}
     for key in backward:
-        covered = [(*key[:2], i) in remade for i in range(key[2], key[3] + 1)]
-        if any(covered) and not all(covered):
-            raise _refused("recompute=selective", "use recompute=full or recompute=none")
+        covered = [i for i in range(key[2], key[3] + 1) if (*key[:2], i) in remade]
+        partly = len(covered) < key[3] - key[2] + 1
+        if partly and any("CP" not in dict(plan.segments[i].tags) for i in covered):
+            raise _refused(
+                "recompute=selective of operations within a segment",
+                "annotate the attention core with the tag CP, or use recompute=full or recompute=none",
+            )
 
 
 def _check_buckets(device: DevicePlan) -> None:

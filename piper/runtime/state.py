@@ -32,6 +32,7 @@ class FlatBucket:
         held, summed: ranges of `parameters` and `gradients`: all, or the shard.
         shard: range of what this rank updates.
         state: optimizer state of the shard.
+        at_home: `parameters` where they wait between uses: on the host, or themselves.
     """
 
     parameters: Tensor
@@ -42,6 +43,13 @@ class FlatBucket:
     summed: tuple[int, int]
     shard: tuple[int, int]
     state: ShardState
+    at_home: Tensor
+
+    def visit(self, flat: Tensor) -> None:
+        """Let the parameters be those of a flat tensor with the same values."""
+        self.parameters = flat
+        if not self.state.owns_master:
+            self.state.master = self.shard_parameters()
 
     def shard_gradient(self) -> Tensor:
         """Return the gradient of the elements that this rank updates, a view."""
@@ -105,7 +113,7 @@ class RankState:
         for name in _used(plan, stages):
             if name not in state.parameters:
                 state.parameters[name] = initial_piece(plan, rank, name, seed=settings.seed).to(dtype)
-        state._register(ledger)
+        state._register(ledger, routes)
         return state
 
     def gradient_of(self, name: str) -> Tensor:
@@ -168,15 +176,20 @@ class RankState:
             held=held,
             summed=summed,
             shard=shard,
-            state=ShardState.new(settings.optimizer, master),
+            state=ShardState.new(settings.optimizer, master, owns_master=dtype != torch.float32),
+            at_home=parameters,
         )
 
-    def _register(self, ledger: Ledger) -> None:
-        for bucket in self.buckets.values():
-            ledger.hold(bucket.parameters, MemoryClass.PARAMETERS)
+    def _register(self, ledger: Ledger, routes: Routes) -> None:
+        for index, bucket in self.buckets.items():
+            if index not in routes.parameters_on_host:
+                ledger.hold(bucket.parameters, MemoryClass.PARAMETERS)
             ledger.hold(bucket.gradients, MemoryClass.GRADIENTS)
-            for tensor in (bucket.state.master, *bucket.state.moments):
-                ledger.hold(tensor, MemoryClass.OPTIMIZER)
+            if index in routes.optimizer_on_host:
+                bucket.state.live_on_host()
+            else:
+                for tensor in bucket.state.tensors:
+                    ledger.hold(tensor, MemoryClass.OPTIMIZER)
         for parameter in self.parameters.values():
             if parameter.numel():
                 ledger.hold(parameter, MemoryClass.PARAMETERS)

@@ -17,6 +17,7 @@ from piper.errors import RunFailedError
 from piper.runtime.borders import Value
 from piper.runtime.halves import LateWork
 from piper.runtime.here import CutRows
+from piper.runtime.keeping import Keeping, OnHost
 from piper.runtime.ledger import Ledger
 from piper.runtime.pool import Pool
 from piper.runtime.ring import Ring
@@ -117,11 +118,13 @@ class OpenGraph:
         inputs: those that need a gradient, by the name that it will have.
         outputs: results that need one.
         held: ledger keys of the leaves, which live until their gradient is there.
+        keeping: what autograd keeps, where some of it goes away meanwhile.
     """
 
     inputs: dict[Value, Entry]
     outputs: dict[Value, OpenEnd]
     held: tuple[int, ...]
+    keeping: Keeping | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +149,7 @@ class StepState:
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         pool: memory for `brought`, of all steps.
         brought: buffer of the plan -> gathered parameters, or sums of gradients until they are reduced.
+        on_host: (microbatch, first segment) of a copy -> activations that the host keeps.
         stopped: a stream of this rank failed.
         alone: a rehearsal, in which no other rank takes part.
     """
@@ -170,6 +174,7 @@ class StepState:
     routings: dict[tuple[int, int], Routing] = field(default_factory=dict)
     gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     brought: dict[int, Tensor] = field(default_factory=dict)
+    on_host: dict[tuple[int, int], OnHost] = field(default_factory=dict)
     stopped: bool = False
     alone: bool = False
     _values: dict[Copy, tuple[Tensor, int]] = field(default_factory=dict)
@@ -287,10 +292,17 @@ class StepState:
             self.ledger.release(held)
         return part
 
-    def bring(self, buffer: int, *, numel: int, dtype: torch.dtype) -> Tensor:
+    def bring(
+        self,
+        buffer: int,
+        *,
+        numel: int,
+        dtype: torch.dtype,
+        memory_class: MemoryClass = MemoryClass.BUCKETS,
+    ) -> Tensor:
         """Let a buffer of a bucket come to life, flat, of unknown values."""
         flat = self.brought[buffer] = self.pool.take(numel, dtype)
-        self.ledger.hold(flat, MemoryClass.BUCKETS)
+        self.ledger.hold(flat, memory_class)
         return flat
 
     def drop(self, buffer: int) -> None:
@@ -301,6 +313,14 @@ class StepState:
 
     def check_empty(self) -> None:
         """Raise InternalError when something was made and never used: the plan lost a task."""
-        kept = (self._values, self._gradients, self.graphs, self.late, self.gathered, self.brought)
+        kept = (
+            self._values,
+            self._gradients,
+            self.graphs,
+            self.late,
+            self.gathered,
+            self.brought,
+            self.on_host,
+        )
         left = [str(key) for found in kept for key in found]
         check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")

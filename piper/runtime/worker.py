@@ -16,11 +16,11 @@ from typing import NoReturn, assert_never
 
 import torch
 
-from piper.errors import RunFailedError
+from cost_models.errors import check_invariant
 from piper.runtime.borders import is_exchange
 from piper.runtime.context import RankContext
 from piper.runtime.delays import Delays
-from piper.runtime.handlers import collectives, compute, exchanges, rehearsal, transfers, update
+from piper.runtime.handlers import collectives, compute, exchanges, host, rehearsal, transfers, update
 from piper.runtime.handlers.buckets import buckets_of
 from piper.runtime.init import batch_of_step
 from piper.runtime.pool import Pool
@@ -240,9 +240,11 @@ def perform(context: RankContext, step: StepState, task: Task) -> None:  # noqa:
             update.norm(context, step, task)
         case TaskKind.UPDATE:
             update.update(context, step, task)
-        case TaskKind.ALL_TO_ALL | TaskKind.RING_SHIFT | TaskKind.OFFLOAD | TaskKind.RELOAD:
-            raise RunFailedError(
-                f"the runtime cannot run {task.kind.name} tasks yet; choose a schedule without them"
-            )
+        case TaskKind.OFFLOAD:
+            host.offload(context, step, task)
+        case TaskKind.RELOAD:
+            host.reload(context, step, task)
+        case TaskKind.ALL_TO_ALL | TaskKind.RING_SHIFT:
+            check_invariant(False, f"{task.kind.name} outside of a microbatch")
         case _:
             assert_never(task.kind)

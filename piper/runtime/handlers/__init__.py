@@ -5,4 +5,6 @@ rehearsal.py     what of a backward BI can leave to BW
 transfers.py     SEND_F, RECV_F, SEND_B, RECV_B
 collectives.py   ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER
 update.py        NORM, UPDATE
+host.py          OFFLOAD, RELOAD
+buckets.py       what a task may see of its buckets
 """

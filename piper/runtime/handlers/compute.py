@@ -23,8 +23,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from piper.errors import RunFailedError
 from piper.runtime.borders import Value, made_again
+from piper.runtime.code import SegmentCode
 from piper.runtime.context import RankContext
 from piper.runtime.halves import Deferring, LateWork
+from piper.runtime.keeping import Keeping
 from piper.runtime.routes import Island
 from piper.runtime.step import Entry, OpenEnd, OpenGraph, StepState
 from simulator.plan import MemoryClass, Task, TaskKind
@@ -57,6 +59,18 @@ def recompute(context: RankContext, step: StepState, task: Task) -> None:
         outputs = _run(place, island, names=island.inputs_again, keep=True)
         for value, tensor in outputs.items():
             step.put(task.microbatch, made_again(value), tensor.detach())
+    inside = context.routes.island_at(task, task.first_segment)
+    if task.first_segment in inside.remade:
+        _make_inside_again(Place(context, step, task.microbatch, again=True), inside, task)
+
+
+def _make_inside_again(place: Place, island: Island, task: Task) -> None:
+    """Run segments of an island again whose insides F threw away [Note: what goes away]."""
+    keeping = place.step.graphs[place.microbatch, island.first].keeping
+    codes = place.context.program.segments[place.context.micro_batch(place.microbatch)]
+    for number in range(task.first_segment, task.last_segment + 1):
+        if keeping is not None:
+            keeping.run_again(number, codes[number].run, _arguments(place, codes[number], number))
 
 
 def backward(context: RankContext, step: StepState, task: Task) -> None:
@@ -170,12 +184,14 @@ def _run_with_graph(
         return found or place.context.state.brought_parameters(tensor)
 
     held = []
+    away = island.remade or (island.stage, place.microbatch, island.first) in routes.on_host
+    keeping = Keeping(ledger=ledger, elsewhere=elsewhere, remade=island.remade) if away else None
     with torch.enable_grad(), ledger.saved(elsewhere):
         inputs = {
             value[:2]: entries[value].enter(tensor) if value in entries else tensor
             for value, (tensor, _) in _pairs(names, taken)
         }
-        outputs = call_island(place, island, inputs)
+        outputs = call_island(place, island, inputs, keeping=keeping)
     for value, (_, key) in _pairs(names, taken):
         if value in entries and value not in light:
             held.append(key)
@@ -186,6 +202,7 @@ def _run_with_graph(
         inputs={of_gradient[value]: entry for value, entry in entries.items()},
         outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
         held=tuple(held),
+        keeping=keeping,
     )
     return outputs
 
@@ -212,6 +229,7 @@ def call_island(
     inputs: dict[Value, Tensor],
     *,
     watch: Callable[[Tensor], object] | None = None,
+    keeping: Keeping | None = None,
 ) -> dict[Value, Tensor]:
     """Return the outputs of an island, given its inputs; `watch` sees each tensor that a segment returns."""
     context = place.context
@@ -219,12 +237,8 @@ def call_island(
     tensors = dict(inputs)
     for number in range(island.first, island.last + 1):
         code = codes[number]
-        arguments: list[object] = [tensors[value] for value in code.inputs]
-        arguments += [context.state.parameters[name] for name in code.parameters]
-        arguments += [context.program.buffers[name] for name in code.buffers]
-        if code.keyed:
-            arguments.append(context.here(place.step, (place.microbatch, number), again=place.again))
-        made = code.run(*arguments)
+        given = [tensors[value] for value in code.inputs], _arguments(place, code, number)
+        made = code.run(*given[0], *given[1]) if keeping is None else keeping.run(number, code.run, given)
         tensors |= {(number, i): tensor for i, tensor in enumerate(made)}
         if watch is not None:
             for tensor in made:
@@ -237,6 +251,16 @@ def _close_rings(place: Place, island: Island, phase: TaskKind) -> None:
     """Let the shifts around the attention of an island end."""
     for segment in place.context.places.rings.intersection(range(island.first, island.last + 1)):
         place.context.ring(place.step, place.microbatch, segment, phase=phase).close()
+
+
+def _arguments(place: Place, code: SegmentCode, number: int) -> list[object]:
+    """Return what a segment takes besides the tensors of others."""
+    context = place.context
+    arguments: list[object] = [context.state.parameters[name] for name in code.parameters]
+    arguments += [context.program.buffers[name] for name in code.buffers]
+    if code.keyed:
+        arguments.append(context.here(place.step, (place.microbatch, number), again=place.again))
+    return arguments
 
 
 def _open_end(result: Tensor) -> OpenEnd:

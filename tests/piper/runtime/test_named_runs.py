@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.piper.runtime.named_runs import require_equal, run_named
+from tests.piper.runtime.ledgers import differences
+from tests.piper.runtime.named_runs import compiled_job, require_equal, run_job, run_named
+from tests.piper.runtime.toy import SEQ
 
 STATE = [
     "dp=4",
@@ -26,3 +28,38 @@ STATE = [
 @pytest.mark.parametrize("strategy", STATE)
 def test_state_cut_over_replicas_trains_as_one_process(strategy: str) -> None:
     require_equal(run_named("tiny-llama", strategy))
+
+
+DROPPED = "tests.piper.runtime.toy:dropped"
+
+AWAY = [
+    ("tiny-llama", "pp=2,dp=2,recompute=selective", {}),
+    ("tiny-llama", "dp=4,zero=3,recompute=selective", {"dtype": "bf16"}),
+    ("tiny-llama", "pp=2,recompute=selective,schedule=zb_h1", {}),
+    ("tiny-llama", "dp=4,zero=1,offload=optimizer", {"optimizer": "adamw"}),
+    ("tiny-llama", "pp=2,dp=2,offload=optimizer", {"optimizer": "adamw", "dtype": "bf16"}),
+    ("tiny-llama", "pp=4,offload=activations", {}),
+    ("tiny-llama", "pp=2,dp=2,zero=3,offload=activations,recompute=selective", {}),
+    ("tiny-llama", "pp=2,dp=2,zero=1,offload=params", {}),
+    (DROPPED, "pp=2,dp=2,recompute=selective", {"seq_len": SEQ}),
+    (DROPPED, "pp=2,dp=2,recompute=full", {"seq_len": SEQ}),
+    (DROPPED, "dp=4,zero=3,recompute=selective,offload=activations", {"seq_len": SEQ}),
+]
+
+
+@pytest.mark.parametrize(("model", "strategy", "options"), AWAY)
+def test_what_goes_away_comes_back_equal_and_the_simulation_knows_its_bytes(
+    model: str, strategy: str, options: dict[str, object]
+) -> None:
+    job = compiled_job(model, strategy, **{"optimizer": "sgd", **options})
+    outcome = run_job(job)
+    require_equal(outcome)
+    assert differences(job, outcome) == []
+
+
+def test_recomputation_changes_no_loss_of_a_model_with_dropout() -> None:
+    losses = [
+        [step["loss"] for step in run_named(DROPPED, f"pp=2,recompute={mode}", seq_len=SEQ).result["steps"]]
+        for mode in ("none", "selective", "full")
+    ]
+    assert losses[0] == losses[1] == losses[2]

@@ -10,7 +10,7 @@ import pytest
 from piper.errors import JobError
 from piper.graph import CapturedModel
 from piper.runtime.runnable import require_runnable
-from simulator.plan import Cuts, Mesh, ParameterCut, Plan, Region, TaskKind
+from simulator.plan import Cuts, Mesh, ParameterCut, Plan, Region
 from tests.graphs import transformer
 from tests.jobs import compiled
 
@@ -86,25 +86,17 @@ def test_stages_with_meshes_of_their_own_are_refused() -> None:
         require_runnable(replace(plan(), device_plans=(replace(first, mesh=mesh), *others)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "fix"),
-    [(TaskKind.OFFLOAD, "offload"), (TaskKind.RELOAD, "offload")],
-)
-def test_a_kind_without_a_handler_is_refused(kind: TaskKind, fix: str) -> None:
-    kinds = plan().device_plans[0].tasks.kind.copy()
-    kinds[0] = int(kind)
-    with pytest.raises(JobError, match=f"{kind.name} tasks[^$]*{fix}"):
-        require_runnable(changed(kind=kinds))
-
-
 @pytest.mark.parametrize("recompute", ["full", "full:1"])
 def test_parts_made_again_as_a_whole_are_runnable(recompute: str) -> None:
     require_runnable(compiled(f"pp=2,recompute={recompute}", model=transformer_of, global_batch=4))
 
 
-def test_operations_made_again_on_their_own_are_refused() -> None:
+def test_operations_made_again_within_a_segment_are_refused() -> None:
     found = compiled("pp=2,recompute=selective", model=transformer_of, global_batch=4)
-    with pytest.raises(JobError, match=r"(?s)recompute=selective.*use recompute=full"):
+    require_runnable(found)
+    bare = tuple(replace(s, tags=tuple(tag for tag in s.tags if tag[0] != "CP")) for s in found.segments)
+    found = replace(found, segments=bare)
+    with pytest.raises(JobError, match=r"(?s)of operations within a segment.*tag CP, or use recompute=full"):
         require_runnable(found)
 
 

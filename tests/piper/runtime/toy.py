@@ -1,11 +1,13 @@
 """A small annotated decoder with all that can go wrong: tied weights, dropout, buffers, in-place adds.
 
 `crossing` lets every layer take tensors from several stages before, and the embedding's weight; `frozen`
-layers, and what is below them, are not trained. Capture refuses layers that change their input (`in_place`).
+layers, and what is below them, are not trained; attention is annotated with `core`. Capture refuses layers
+that change their input (`in_place`).
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -18,9 +20,9 @@ VOCABULARY, HIDDEN, HEADS, SEQ = 32, 24, 2, 12
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float, in_place: bool, shifted: bool) -> None:
+    def __init__(self, dropout: float, *, in_place: bool, shifted: bool, core: bool) -> None:
         super().__init__()
-        self.in_place, self.shifted = in_place, shifted
+        self.in_place, self.shifted, self.core = in_place, shifted, core
         self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.RMSNorm(HIDDEN)
         self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
         self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
@@ -39,7 +41,8 @@ class Block(nn.Module):
         q, k, v = (
             part.view(batch, seq, HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with annotate("CP") if self.core else nullcontext():
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(batch, seq, HIDDEN)))
         return x + self.drop(self.down(F.silu(self.up(self.norm2(x) * self.gain))))
 
@@ -55,12 +58,15 @@ class Toy(nn.Module):
         frozen: int = 0,
         in_place: bool = True,
         shifted: bool = True,
+        core: bool = False,
     ) -> None:
         super().__init__()
         self.crossing = crossing
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
         self.position = nn.Parameter(torch.zeros(SEQ, HIDDEN))
-        self.layers = nn.ModuleList(Block(dropout, in_place, shifted) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            Block(dropout, in_place=in_place, shifted=shifted, core=core) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
         if tied:
@@ -114,3 +120,8 @@ def plain_crossing() -> Toy:
 def plain_frozen() -> Toy:
     """Return a `frozen` whose layers begin with their norms."""
     return Toy(frozen=2, dropout=0.1, shifted=False)
+
+
+def dropped() -> Toy:
+    """Return a toy with dropout whose attention cores are annotated, for capture."""
+    return Toy(dropout=0.1, core=True, in_place=False)
