@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,32 @@ def is_plan_file(target: str) -> bool:
         return is_file(path) and _PLAN_MARK in read_head(path, _MARK_WITHIN_BYTES)
     except UnreadableError:
         return False
+
+
+def require_tokens(tokens: int | None, price: str | None) -> None:
+    """Refuse a price of a run whose length is not known."""
+    if price is not None and tokens is None:
+        raise InputError(
+            where="command line", field="--price", value=price, rule="needs --tokens",
+            fix="say on how many tokens to train, such as --tokens 1000000000000",
+        )  # fmt: skip
+
+
+def whole_run(
+    summary: Mapping[str, Any], tokens: int, *, price: str | None, cluster: str | None
+) -> dict[str, Any]:
+    """Return what training on so many tokens takes, by the figures of a result."""
+    from cost_models import load_cluster
+    from piper.report.budget import budget, price_of
+
+    gpu = load_cluster(cluster or str(summary["cluster"])).gpu.name
+    return budget(
+        tokens,
+        step_time_s=summary["step_time_s"],
+        tokens_per_s=summary["tokens_per_s"],
+        n_gpus=summary["n_gpus"],
+        price=None if price is None else price_of(price, gpu=gpu),
+    )
 
 
 def _predict_plan(target: str, strategy: str, *, job: dict[str, Any], **options: Any) -> tuple[Plan, Result]:

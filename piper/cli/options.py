@@ -190,3 +190,19 @@ def job_options(function: Function) -> Function:
     for option in reversed(_JOB_OPTIONS):
         function = option(function)
     return function
+
+
+def whole_run_options(function: Function) -> Function:
+    """Add what asks for days and cost of a whole run."""
+    for option in (
+        click.option(
+            "--price",
+            metavar="X|FILE",
+            help="Per GPU and hour: a number, or a file of prices; with --tokens.",
+        ),
+        click.option(
+            "--tokens", type=PositiveInt(10**12), metavar="N", help="Train on so many: days and GPU-hours."
+        ),
+    ):
+        function = option(function)
+    return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import click
 
 from cost_models.errors import InputError
 from piper.cli.failures import ResultDoesNotFitError
-from piper.cli.jobs import predict_target
-from piper.cli.options import PositiveInt, WholeNumber, job_options, json_option, strategy_option
+from piper.cli.jobs import predict_target, require_tokens, whole_run
+from piper.cli.options import (
+    PositiveInt,
+    WholeNumber,
+    job_options,
+    json_option,
+    strategy_option,
+    whole_run_options,
+)
 from piper.cli.output import emit, prepared, prepared_folder, prepared_picture, progress
 from piper.report.result import Result
 from simulator.plan import Plan
@@ -40,6 +48,7 @@ from simulator.plan import Plan
 @click.option(
     "--runs", type=PositiveInt(32), help="Runs with jitter, each with the next seed (default: up to 20)."
 )
+@whole_run_options
 @click.option(
     "--require-fit", is_flag=True, help="Exit with code 3 when a rank needs more memory than it has."
 )
@@ -62,6 +71,8 @@ def simulate(
     seed: int | None,
     runs: int | None,
     require_fit: bool,
+    tokens: int | None,
+    price: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -79,6 +90,7 @@ def simulate(
     """
     files = {name: given.pop(name) for name in ("out", *_PREPARE)}
     targets = _targets({name: path for name, path in files.items() if path is not None})
+    require_tokens(tokens, price)
     _require_jitter(jitter, seed=seed, runs=runs, jitter_plot=files["jitter_plot"])
     with progress(f"simulating {target}") as show:
         from piper.predict import Jitter
@@ -87,6 +99,9 @@ def simulate(
         plan, result = predict_target(
             target, strategy, job=given, steps=steps or "auto", engine=engine, jitter=asked
         )
+        if tokens is not None:
+            run = whole_run(result.summary, tokens, price=price, cluster=given["cluster"])
+            result = replace(result, summary={**result.summary, "run": run})
         written = _write(targets, plan, result)
     if as_json and require_fit and not result.summary["fits"]:
         raise ResultDoesNotFitError(dict(result.summary))

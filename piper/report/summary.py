@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from cost_models.units import format_bytes, format_duration
+from piper.report.budget import budget_line
 from piper.report.likeness import comparable_s, unlike
 from piper.report.quantities import format_count, format_ranges, format_share
 
@@ -34,7 +35,7 @@ def describe(result: Result) -> str:
     """Write one result in about 30 lines."""
     parts = [
         [*heading_lines(result), *assumption_lines(result["defaults"])],
-        figure_lines(result),
+        [*figure_lines(result), *([budget_line(result["run"])] if "run" in result else [])],
         ["where a step goes (mean over ranks)", *breakdown_lines(result)],
         memory_lines(result),
         [f"warning: {text}" for text in result["warnings"]],
