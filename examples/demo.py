@@ -57,6 +57,10 @@ def main() -> None:
     show_places(time.monotonic() - start)
 
 
+DEGREES = [word for pin in ("pp=2", "dp=2", "vp=1", "offload=none", "bucket_mb=0") for word in ("--pin", pin)]
+"""Pins of the search of the small model: 2 pipeline ranks and 2 replicas."""
+
+
 def simulate(name: str, strategy: str, *more: str) -> str:
     """Simulate one strategy; its result is kept in a folder of `out/`."""
     folder = f"{OUT}/{name}"
@@ -76,9 +80,7 @@ def best_pipeline_and_data_parallel() -> str:
         "--global-batch",
         SMALL_BATCH,
     ]
-    found = json.loads(
-        piper("search", "tiny-llama", *job, "--pin", "pp=2", "--top", "1", "--json", quiet=True)
-    )
+    found = json.loads(piper("search", "tiny-llama", *job, *DEGREES, "--top", "1", "--json", quiet=True))
     return str(found["best"]["strategy"]["shorthand"])
 
 

@@ -3,8 +3,8 @@
 space (legal, canonical) -> bounds (memory, time) -> simulations, best bound first -> ranking, reasons
 """
 
+from piper.search.candidate import DIMENSIONS
 from piper.search.outcome import SearchResult
 from piper.search.search import SearchRequest, search_strategies
-from piper.search.space import DIMENSIONS
 
 __all__ = ["DIMENSIONS", "SearchRequest", "SearchResult", "search_strategies"]

@@ -1,55 +1,46 @@
-"""Evaluate candidates: a probe for the bounds, a simulation for the truth; the model is captured once."""
+"""Evaluate candidates of one job: bounds, estimates, simulations; the model is captured once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import JobError
 from piper.graph import CapturedModel, units_of
-from piper.predict import Job, captured, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
-from piper.search.bounds import StageProbe, memory_bound_bytes, probe_stages, step_time_bound_ns
-from piper.search.space import Candidate
+from piper.graph.experts import count_experts
+from piper.predict import Job, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
+from piper.search.candidate import Candidate
+from piper.search.cells import CellTable
+from piper.search.choices import Choices
+from piper.search.estimate import Estimator
+from piper.search.keeping import StateRules
+from piper.search.network import Network
+from piper.search.order_table import cost_key
+from piper.search.space import JobLimits, ModelLimits, Space, enumerate_space
+from piper.search.thin import Kinds, kinds_of
+from piper.search.unit_costs import UnitCostTable
+from piper.shortened import simulate_short, with_microbatches
 from piper.strategy import Resolved, Strategy, resolve
+from piper.strategy.pass_costs import pass_costs
 from piper.workbench import Workbench
 from simulator.plan import Plan
 
 if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
+    from cost_models.ops import Operation
     from cost_models.topology import Cluster
     from piper.strategy.habits import Habits
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Lower bounds of a candidate: what it cannot beat.
-
-    Args:
-        step_time_s: of the step time.
-        memory_bytes: of the worst rank's peak.
-        worst_rank: that pipeline rank.
-        capacity_bytes: what a device has for tensors.
-    """
-
-    step_time_s: float
-    memory_bytes: int
-    worst_rank: int
-    capacity_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the candidate may fit."""
-        return self.memory_bytes <= self.capacity_bytes
-
-    def value_of(self, objective: str) -> float:
-        """Return the bound of what a search minimises: bytes for "memory", else seconds."""
-        return float(self.memory_bytes) if objective == "memory" else self.step_time_s
+SHORT_TOLERANCE = 1e-4
+"""Of step times of jobs with many microbatches, simulated by fewer."""
+_HEADS = 1
+"""Position of the heads in the shape of attention."""
 
 
 @dataclass(kw_only=True)
 class Evaluator:
-    """Bounds and simulations of candidates of one job.
+    """Bounds, estimates and simulations of candidates of one job.
 
     Args:
         job: with gpus and global_batch stated; its strategy is not used.
@@ -58,7 +49,6 @@ class Evaluator:
     job: Job
     _bench: Workbench = field(default_factory=Workbench)
     _models: dict[int, CapturedModel] = field(default_factory=dict)
-    _probes: dict[tuple[int, int, str, int], tuple[StageProbe, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from piper.models import find_model
@@ -77,19 +67,83 @@ class Evaluator:
                 fix="give --gpus and --global-batch",
             )  # fmt: skip
         require_cluster_holds(self.cluster, self.job.gpus)
+        self.kinds = kinds_of(self.model(1))
+        self.costs = UnitCostTable(
+            job=self.job, cost_model=self.cost_model, habits=self.habits, kinds=self.kinds, model=self.model
+        )
 
     cluster: Cluster = field(init=False)
     cost_model: ClusterCostModel = field(init=False)
     habits: Habits = field(init=False)
     seq_len: int = field(init=False)
+    kinds: Kinds = field(init=False)
+    costs: UnitCostTable = field(init=False)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return what a device has for tensors."""
+        return self.cost_model.device_memory_bytes - self.cost_model.context_bytes
 
     @property
     def num_units(self) -> int:
         """Return at how many units the model can be cut."""
         return units_of(self.model(1)).count
 
+    @property
+    def limits(self) -> ModelLimits:
+        """Return what of the model decides which strategies are legal."""
+        model = self.model(1)
+        units = units_of(model)
+        operations: list[Operation] = [o for s in model.segments for o in s.forward.operations]
+        heads = {
+            o.shape[_HEADS] for o in operations if o.kind.value == "attention" and o.tensor_dim == _HEADS
+        }
+        tags = {name for s in model.segments for name, _ in s.tags}
+        regions = [i for i, s in enumerate(model.segments) if "EP" in dict(s.tags)]
+        return ModelLimits(
+            num_units=units.count,
+            num_layers=units.layers,
+            heads=tuple(sorted(heads)),
+            experts=tuple(sorted(set(count_experts(model, regions).values()))),
+            cuts_tensors="TP" in tags,
+            cuts_sequences="CP" in tags,
+        )
+
+    def space(self, choices: Choices) -> Space:
+        """Return the space of the job."""
+        job = JobLimits(
+            global_batch=self.job.global_batch or 1,
+            seq_len=self.seq_len,
+            gpus_per_node=self.cluster.gpus_per_node,
+        )
+        return enumerate_space(choices, self.limits, job)
+
+    def cells(self, space: Space) -> CellTable:
+        """Return the bounds of all cells of a space."""
+        return CellTable(
+            space=space,
+            units=units_of(self.model(1)),
+            costs=self.costs,
+            rules=StateRules(
+                states=self.habits.states(self.job.dtype, optimizer=self.job.optimizer),
+                optimizer=self.job.optimizer,
+                gathers_overlap=self.habits.gathers_overlap is True,
+            ),
+            network=Network(cost_model=self.cost_model),
+            capacity_bytes=float(self.capacity_bytes),
+            framework_bytes=float((self.habits.framework_mb or 0) * 2**20),
+            has_barrier=self.job.clip_grad_norm is not None,
+            global_batch=self.job.global_batch or 1,
+        )
+
+    def estimator(self, table: CellTable) -> Estimator:
+        """Return what estimates points of a table of cells."""
+        return Estimator(table=table, costs=cost_key(pass_costs(self.model(1))))
+
     def model(self, micro_batch: int) -> CapturedModel:
         """Return the model captured at one microbatch size."""
+        from piper.predict import captured
+
         if micro_batch not in self._models:
             self._models[micro_batch] = captured(
                 self.job,
@@ -101,48 +155,39 @@ class Evaluator:
             )
         return self._models[micro_batch]
 
-    def bounds(self, candidate: Candidate) -> Bounds:
-        """Return lower bounds, from a probe that candidates of equal stages share."""
-        key = (candidate.pp, candidate.micro_batch, candidate.recompute, candidate.zero)
-        if key not in self._probes:
-            one = replace(candidate, schedule="gpipe")
-            plan = self._compile(one, global_batch=candidate.micro_batch * candidate.dp)
-            self._probes[key] = probe_stages(plan, self.cost_model)
-        replica_batch = (self.job.global_batch or 0) // candidate.dp
-        full = replica_batch // candidate.micro_batch
-        stages = self._probes[key]
-        memory, worst = memory_bound_bytes(stages, num_microbatches=full, schedule=candidate.schedule)
-        time_ns = step_time_bound_ns(
-            stages, num_microbatches=full, has_barrier=self.job.clip_grad_norm is not None
-        )
-        capacity = self.cost_model.device_memory_bytes - self.cost_model.context_bytes
-        return Bounds(
-            step_time_s=time_ns / 1e9, memory_bytes=memory, worst_rank=worst, capacity_bytes=capacity
-        )
-
     def simulate(self, candidate: Candidate) -> dict[str, Any]:
         """Return the shortened result of a full simulation."""
         from simulator import build_workload, simulate, summarize
 
-        plan = self._compile(candidate, global_batch=self.job.global_batch or 0)
-        workload = build_workload(plan, self.cost_model)
-        timeline = simulate(plan, self.cost_model, workload=workload)
+        resolved = self._resolve(candidate)
         convention = self.job.mfu_convention
-        result = summarize(plan, timeline, self.cost_model, workload=workload, convention=convention)
+        short = simulate_short(
+            resolved,
+            lambda count: self._compile(with_microbatches(resolved, count)),
+            self.cost_model,
+            convention=convention,
+            tolerance=SHORT_TOLERANCE,
+        )
+        if short is not None:
+            result = short.result
+        else:
+            plan = self._compile(resolved)
+            workload = build_workload(plan, self.cost_model)
+            timeline = simulate(plan, self.cost_model, workload=workload)
+            result = summarize(plan, timeline, self.cost_model, workload=workload, convention=convention)
         result |= {"cluster": self.cluster.name, "stack": self.job.stack}
         return {key: result[key] for key in RESULT_KEYS}
 
-    def _compile(self, candidate: Candidate, *, global_batch: int) -> Plan:
-        resolved = self._resolve(candidate, global_batch)
+    def _compile(self, resolved: Resolved) -> Plan:
         models = [self.model(size) for size in resolved.captured_sizes]
         return compile_resolved(resolved, models, self.job, verified=False, bench=self._bench)
 
-    def _resolve(self, candidate: Candidate, global_batch: int) -> Resolved:
+    def _resolve(self, candidate: Candidate) -> Resolved:
         return resolve(
             Strategy(stated=candidate.shorthand, where="search"),
-            gpus=self.job.gpus,
+            gpus=candidate.gpus,
             gpus_per_node=self.cluster.gpus_per_node,
-            global_batch=global_batch,
+            global_batch=self.job.global_batch,
             micro_batch=None,
             habits=self.habits,
             num_layers=self.source.num_layers,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from piper.search.evaluate import Bounds
-from piper.search.space import Candidate, Space
+from piper.search.candidate import Candidate
+from piper.search.ends import ends_of, unsimulated_end
+from piper.search.frontier import Frontier
+from piper.search.space import Space
+from piper.search.status import Record, Status
 from piper.strategy import write_directives
 
 GAP_BASIS = (
@@ -21,55 +22,35 @@ GAP_BASIS = (
 PARETO_BASIS = "of the strategies that were simulated: others cannot win, but may need less memory or time"
 
 
-class Status(StrEnum):
-    """How a candidate ended."""
-
-    RANKED = "ranked"
-    MEMORY_BOUND = "does not fit (bound)"
-    OUT_OF_MEMORY = "does not fit (simulated)"
-    BOUND = "bounded out"
-    NOT_REACHED = "not reached"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One candidate's end.
-
-    Args:
-        candidate: which.
-        status: how it ended.
-        reason: why it is not ranked.
-        bound_s: lower bound of its step time where it was not simulated.
-        result: the shortened simulation.
-    """
-
-    candidate: Candidate
-    status: Status
-    reason: str = ""
-    bound_s: float | None = None
-    result: dict[str, Any] | None = None
-
-    @property
-    def step_time_s(self) -> float:
-        """Return the simulated step time, or infinity."""
-        return float(self.result["step_time_s"]) if self.result else float("inf")
-
-    def objective_value(self, objective: str) -> float:
-        """Return what is minimised."""
-        if self.result is None:
-            return float("inf")
-        return float(self.result["peak_memory_bytes"]) if objective == "memory" else self.step_time_s
+def layout_of(candidate: Candidate) -> tuple[object, ...]:
+    """Return what makes two candidates more than twins: all but how states are kept."""
+    names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "schedule", "recompute", "micro_batch")
+    return tuple(getattr(candidate, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Everything a search knows at its end."""
+    """Everything a search knows at its end.
+
+    Args:
+        space: of the search.
+        frontier: bounds and estimates.
+        records: what was simulated.
+        ended_by: why it ended.
+        wall_s, first_answer_s: seconds.
+    """
 
     space: Space
-    bounds: Mapping[Candidate, Bounds]
+    frontier: Frontier
     records: Mapping[Candidate, Record]
     ended_by: str
     wall_s: float
+    first_answer_s: float | None = None
+
+    def ranked(self, objective: str) -> list[Record]:
+        """Return what fits, best first."""
+        fitting = (r for r in self.records.values() if r.status is Status.RANKED)
+        return sorted(fitting, key=lambda r: (r.objective_value(objective), r.step_time_s, r.candidate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,38 +76,34 @@ class SearchResult:
         interrupted: bool = False,
     ) -> SearchResult:
         """Rank, explain and count."""
-        records = list(outcome.records.values())
-        ranked = sorted(
-            (r for r in records if r.status is Status.RANKED),
-            key=lambda r: (r.objective_value(objective), r.step_time_s, r.candidate),
-        )
-        simulated = [r for r in records if r.result is not None]
-        best_s = min((r.step_time_s for r in ranked), default=None)
-        least = _lower_bound(outcome, ranked, "memory")
+        ranked = outcome.ranked(objective)
+        ends = ends_of(outcome, objective)
+        lower = lower_bound(outcome, ranked, objective)
         summary: dict[str, Any] = {
             "schema_version": 1,
             "objective": objective,
             "space_size": outcome.space.size,
-            "evaluated": len(outcome.bounds),
-            "pruned": _pruned(outcome),
-            "simulated": len(simulated),
+            "evaluated": len(outcome.frontier.points),
+            "pruned": ends.counts,
+            "simulated": len(outcome.records),
             "ended_by": outcome.ended_by,
-            "lower_bound_s": _lower_bound(outcome, ranked, "time"),
-            "lower_bound_bytes": None if least is None else int(least),
-            "gap": _gap(outcome, ranked, objective),
+            "lower_bound_s": lower if objective != "memory" else None,
+            "lower_bound_bytes": int(lower) if objective == "memory" and lower is not None else None,
+            "gap": _gap(lower, ranked, objective),
             "gap_basis": GAP_BASIS,
             "best": _entry(ranked[0]) if ranked else None,
-            "ranking": [_entry(r) for r in ranked[:top]],
+            "ranking": [_entry(r) for r in _diverse(ranked)[:top]],
             "pareto": [_entry(r) for r in _pareto(ranked)],
             "pareto_basis": PARETO_BASIS,
-            "rejected": _rejected(outcome, best_s),
+            "rejected": ends.rows,
         }
         if why_not:
             summary["why_not"] = _why_not(outcome, why_not, ranked)
         summary["timings_s"] = {
             "wall": outcome.wall_s,
-            "evaluations_per_s": len(outcome.bounds) / outcome.wall_s if outcome.wall_s > 0 else 0.0,
-            "simulations_per_s": len(simulated) / outcome.wall_s if outcome.wall_s > 0 else 0.0,
+            "first_answer": outcome.first_answer_s,
+            "evaluations_per_s": len(outcome.frontier.points) / outcome.wall_s,
+            "simulations_per_s": len(outcome.records) / outcome.wall_s,
         }
         return cls(summary=summary, interrupted=interrupted)
 
@@ -166,37 +143,29 @@ def _entry(record: Record) -> dict[str, Any]:
     return {**(record.result or {}), "strategy_file": None}
 
 
-def _lower_bound(outcome: Outcome, ranked: list[Record], objective: str) -> float | None:
-    """Return what no strategy of the space that may fit can beat (seconds, bytes), or None if not known."""
-    if len(outcome.bounds) < len(outcome.space.candidates):
-        return None
-    unknown = [
-        outcome.bounds[c].value_of(objective)
-        for c, r in outcome.records.items()
-        if r.status in {Status.BOUND, Status.NOT_REACHED}
-    ]
-    return min([*unknown, *(r.objective_value(objective) for r in ranked)], default=None)
+def lower_bound(outcome: Outcome, ranked: Sequence[Record], objective: str) -> float | None:
+    """Return what no strategy of the space that may fit can beat (seconds, bytes); None: there is none."""
+    frontier = outcome.frontier
+    open_points = (p.bound for p in frontier.points if p.candidate not in outcome.records)
+    known = (r.objective_value(objective) for r in ranked[:1])
+    lowest = min([frontier.lowest, *open_points, *known], default=float("inf"))
+    return lowest if lowest < float("inf") else None
 
 
-def _gap(outcome: Outcome, ranked: list[Record], objective: str) -> float | None:
+def _gap(lower: float | None, ranked: Sequence[Record], objective: str) -> float | None:
     """Return by which share the winner could still be beaten in the objective."""
-    lower = _lower_bound(outcome, ranked, objective)
     if lower is None or not ranked:
         return None
     best = ranked[0].objective_value(objective)
     return max(0.0, (best - lower) / best)
 
 
-def _pruned(outcome: Outcome) -> dict[str, int]:
-    """Return counts that add up, with `simulated`, to the space."""
-    statuses = [record.status for record in outcome.records.values()]
-    return {
-        "illegal": sum(outcome.space.illegal.values()),
-        "duplicate": outcome.space.duplicates,
-        "memory": statuses.count(Status.MEMORY_BOUND),
-        "bound": statuses.count(Status.BOUND),
-        "not_reached": statuses.count(Status.NOT_REACHED),
-    }
+def _diverse(ranked: Sequence[Record]) -> list[Record]:
+    """Return the best of each layout."""
+    found: dict[tuple[object, ...], Record] = {}
+    for record in ranked:
+        found.setdefault(layout_of(record.candidate), record)
+    return list(found.values())
 
 
 def _pareto(ranked: list[Record]) -> list[Record]:
@@ -211,54 +180,25 @@ def _pareto(ranked: list[Record]) -> list[Record]:
     return front
 
 
-def _rejected(outcome: Outcome, best_s: float | None) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], list[float | None]] = {}
-    for (family, reason), count in sorted(outcome.space.illegal.items()):
-        rows[family, f"illegal: {reason}"] = [None] * count
-    for candidate in sorted(outcome.records):
-        record = outcome.records[candidate]
-        if record.status is Status.RANKED and record.step_time_s == best_s:
-            continue
-        known = record.step_time_s if record.result else record.bound_s
-        reason = "slower" if record.status is Status.RANKED else str(record.status)
-        rows.setdefault((candidate.family, reason), []).append(known)
-    return [
-        {
-            "family": family,
-            "reason": reason,
-            "count": len(values),
-            "best_s": min((v for v in values if v is not None), default=None),
-        }
-        for (family, reason), values in sorted(rows.items(), key=lambda row: _numbers_in(row[0][0]))
-    ]
-
-
-def _numbers_in(family: str) -> list[int]:
-    """Return the numbers of a family, so that `pp=8` comes before `pp=16`."""
-    return [int(number) for number in re.findall(r"\d+", family)]
-
-
 def _why_not(outcome: Outcome, wanted: Mapping[str, str], ranked: list[Record]) -> dict[str, Any]:
     """Return how the best candidate with the wanted values ended, against the winner."""
-    matching = [
-        record
-        for candidate, record in sorted(outcome.records.items())
-        if all(str(getattr(candidate, name)) == value for name, value in wanted.items())
-    ]
-    answer: dict[str, Any] = {"asked": dict(wanted), "candidates": len(matching)}
-    if not matching:
-        reasons = sorted({reason for _, reason in outcome.space.illegal})
-        return answer | {
-            "status": "illegal",
-            "reason": "no legal strategy has these values: " + "; ".join(reasons),
-        }
-    best = min(matching, key=lambda r: (r.step_time_s, r.bound_s or float("inf"), r.candidate))
-    answer |= {"strategy": str(best.candidate.shorthand), "status": str(best.status), "reason": best.reason}
-    if best.result and ranked and ranked[0].result:
-        mine, winner = best.result["breakdown_s"], ranked[0].result["breakdown_s"]
-        answer["slower_by_s"] = best.step_time_s - ranked[0].step_time_s
-        answer["by_cause_s"] = {part: mine[part] - winner[part] for part in mine}
-    elif best.bound_s is not None and ranked:
-        answer["bound_s"] = best.bound_s
+
+    def asked(candidate: Candidate) -> bool:
+        return all(str(getattr(candidate, name)) == value for name, value in wanted.items())
+
+    answer: dict[str, Any] = {"asked": dict(wanted)}
+    matching = [record for candidate, record in sorted(outcome.records.items()) if asked(candidate)]
+    if matching:
+        best = min(matching, key=lambda r: (r.status is not Status.RANKED, r.step_time_s, r.candidate))
+        answer |= {
+            "strategy": str(best.candidate.shorthand), "status": str(best.status), "reason": best.reason,
+        }  # fmt: skip
+        if best.result and best.status is Status.RANKED and ranked and ranked[0].result:
+            mine, winner = best.result["breakdown_s"], ranked[0].result["breakdown_s"]
+            answer["slower_by_s"] = best.step_time_s - ranked[0].step_time_s
+            answer["by_cause_s"] = {part: mine[part] - winner[part] for part in mine}
+        return answer
+    answer |= unsimulated_end(outcome, wanted)
+    if ranked and answer.get("bound_s") is not None:
         answer["winner_s"] = ranked[0].step_time_s
     return answer

@@ -1,16 +1,21 @@
-"""The search: bounds for all candidates, simulations best bound first, reasons for the rest.
+"""The search: bounds for all, estimates where the winner may be, simulations of the most promising.
 
 [Note: when the search may stop]
-Candidates are simulated in rising order of their bound, in rounds of fixed size. Once the ranking is full
-and the next bound is no better than its last entry, nothing left can enter the ranking: those are "bounded
-out". Rounds do not depend on the number of processes, so neither does the answer.
+Points are estimated best bound first (`piper.search.frontier`) and simulated best estimate first, in rounds
+of fixed size, so that the answer depends neither on the number of processes nor on their speed. The search
+ends
+
+* "bound": nothing that was not simulated has a bound below the best by more than the gap that is asked for;
+* "estimate": what remains might be better by its bound, but its estimate, corrected by the most that any
+  simulation was below its own, is no better than the best. The gap is stated all the same;
+* by a limit of the request, or an interrupt.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,9 +24,13 @@ from typing import Any
 from cost_models.errors import nearest, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
-from piper.search.evaluate import Bounds, Evaluator, simulate_in_worker, start_worker
-from piper.search.outcome import Outcome, Record, SearchResult, Status
-from piper.search.space import Candidate, Space, enumerate_space, require_values
+from piper.search.candidate import Candidate, has_values
+from piper.search.choices import choices_of, require_values
+from piper.search.evaluate import Evaluator, simulate_in_worker, start_worker
+from piper.search.frontier import Frontier, Point
+from piper.search.outcome import Outcome, SearchResult, layout_of
+from piper.search.space import Space
+from piper.search.status import Record, Status
 from piper.strategy import Strategy, require_plannable
 
 ROUND_SIZE = 8
@@ -29,8 +38,8 @@ ROUND_SIZE = 8
 
 INTERRUPTED = "interrupted"
 
-BOUNDS_SHARE = 0.5
-"""Share of a time limit that bounds may take; the rest is for simulations."""
+MOST_CELLS = 4096
+"""Cells whose points are estimated, at most."""
 
 OBJECTIVES = ("time", "memory", "cost")
 
@@ -49,6 +58,8 @@ class SearchRequest:
         jobs: processes.
         pin: dimension -> the only value allowed.
         forbid: (dimension, value) pairs to leave out.
+        gap: by which share the best may be beaten, by bounds, when the search ends.
+        values: dimension -> values to try instead of ours.
         why_not: dimension -> value: say how the best strategy with these values loses.
     """
 
@@ -73,6 +84,8 @@ class SearchRequest:
     pin: dict[str, str] = field(default_factory=dict)
     forbid: tuple[tuple[str, str], ...] = ()
     why_not: dict[str, str] = field(default_factory=dict)
+    gap: float = 0.001
+    values: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
 
 
 def search_strategies(
@@ -89,20 +102,25 @@ def search_strategies(
     _check(request)
     evaluator = Evaluator(job=_job(request))
     space = _space(request, evaluator)
-    bounds, cut_short = _bounds(request, evaluator, space.candidates, started_s=started_s)
-    rounds = _Rounds(request=request, bounds=bounds, started_s=started_s, on_progress=on_progress)
-    ended_by = cut_short
-    if cut_short != INTERRUPTED:
-        with _simulator(evaluator, request.jobs) as run:
-            ended_by = rounds.simulate(run)
-    if ended_by in {"bound", "exhausted"}:
-        ended_by = cut_short or ended_by
+    table = evaluator.cells(space)
+    frontier = Frontier(
+        table=table,
+        estimator=evaluator.estimator(table),
+        objective=request.objective,
+        room_bytes=float(evaluator.capacity_bytes),
+    )
+    rounds = _Rounds(request=request, frontier=frontier, started_s=started_s, on_progress=on_progress)
+    with _simulator(evaluator, request.jobs) as run:
+        ended_by = rounds.run(run)
+        if request.why_not and ended_by != INTERRUPTED:
+            rounds.answer(request.why_not, run)
     outcome = Outcome(
         space=space,
-        bounds=bounds,
-        records=rounds.records | rounds.unsimulated(ended_by) | _unprobed(space, bounds),
+        frontier=frontier,
+        records=rounds.records,
         ended_by=ended_by,
         wall_s=time.perf_counter() - started_s,
+        first_answer_s=rounds.first_answer_s,
     )
     return SearchResult.of(
         outcome,
@@ -113,89 +131,141 @@ def search_strategies(
     )
 
 
-def _bounds(
-    request: SearchRequest, evaluator: Evaluator, candidates: Sequence[Candidate], *, started_s: float
-) -> tuple[dict[Candidate, Bounds], str]:
-    """Return bounds of all candidates, or of as many as half the time limit allows, and what cut it short."""
-    found: dict[Candidate, Bounds] = {}
-    for candidate in candidates:
-        spent_s = time.perf_counter() - started_s
-        if found and request.time_limit_s is not None and spent_s > BOUNDS_SHARE * request.time_limit_s:
-            return found, "time_limit"
-        try:
-            found[candidate] = evaluator.bounds(candidate)
-        except KeyboardInterrupt:
-            return found, INTERRUPTED
-    return found, ""
-
-
-def _unprobed(space: Space, bounds: dict[Candidate, Bounds]) -> dict[Candidate, Record]:
-    """Return the records of candidates that no bound is known of."""
-    return {
-        c: Record(candidate=c, status=Status.NOT_REACHED, reason=str(Status.NOT_REACHED))
-        for c in space.candidates
-        if c not in bounds
-    }
-
-
 Simulate = Callable[[Sequence[Candidate]], list[dict[str, Any]]]
 """Simulate candidates, one result each."""
 
 
 @dataclass(kw_only=True)
 class _Rounds:
-    """The state of a search: what is known, and what waits in rising order of its bound."""
+    """The state of a search: what was simulated, and what waits in rising order of its estimate."""
 
     request: SearchRequest
-    bounds: dict[Candidate, Bounds]
+    frontier: Frontier
     started_s: float
     on_progress: Callable[[str], None] | None
-    records: dict[Candidate, Record] = field(init=False)
-    waiting: list[Candidate] = field(init=False)
+    records: dict[Candidate, Record] = field(default_factory=dict)
+    first_answer_s: float | None = None
+    grown: int = 0
+    _waiting: list[Point] = field(default_factory=list)
+    _points: dict[Candidate, Point] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.records = {c: _too_big(c, b) for c, b in self.bounds.items() if not b.fits}
-        fitting = (c for c in self.bounds if c not in self.records)
-        self.waiting = sorted(fitting, key=lambda c: (self.bounds[c].value_of(self.request.objective), c))
+    def run(self, simulate: Simulate) -> str:
+        """Estimate and simulate in turn; return what ended it."""
+        try:
+            while True:
+                self._grow()
+                reason = self._reason_to_stop()
+                if reason:
+                    return reason
+                self._simulate(simulate)
+        except KeyboardInterrupt:
+            return INTERRUPTED
 
-    def simulate(self, run: Simulate) -> str:
-        """Simulate round by round; return what ended it."""
-        while self.waiting:
-            reason = self._reason_to_stop()
-            if reason:
-                return reason
-            batch = self.waiting[: self._room()]
-            try:
-                found = run(batch)
-            except KeyboardInterrupt:
-                return INTERRUPTED
-            del self.waiting[: len(batch)]
-            self.records |= {c: _simulated(c, result) for c, result in zip(batch, found, strict=True)}
-            if self.on_progress is not None:
-                self.on_progress(_progress(self.request, self.records, self.waiting))
-        return "exhausted"
+    @property
+    def best(self) -> float:
+        """Return the best value of the objective that was simulated and fits, or infinity."""
+        return min((r.objective_value(self.request.objective) for r in self._ranked()), default=float("inf"))
 
-    def unsimulated(self, ended_by: str) -> dict[Candidate, Record]:
-        """Return the records of what was left waiting."""
-        status = Status.BOUND if ended_by == "bound" else Status.NOT_REACHED
-        return {
-            c: Record(candidate=c, status=status, bound_s=self.bounds[c].step_time_s, reason=str(status))
-            for c in self.waiting
-        }
+    def _ranked(self) -> list[Record]:
+        return [record for record in self.records.values() if record.status is Status.RANKED]
+
+    def _grow(self) -> None:
+        """Estimate points until no cell may hold a better one than those that wait, or enough were seen."""
+        while not self._is_spent() and not self._is_late():
+            limit = self.best * (1 - self.request.gap) if self._is_full() else float("inf")
+            likely = [p.estimate for p in heapq.nsmallest(ROUND_SIZE, self._waiting) if not p.unlikely]
+            if len(likely) == ROUND_SIZE:
+                limit = min(limit, likely[-1])
+            if self.frontier.lowest >= limit:
+                return
+            before = len(self.frontier.expanded)
+            for point in self.frontier.grow(limit):
+                self._points[point.candidate] = point
+                heapq.heappush(self._waiting, point)
+            self.grown += len(self.frontier.expanded) - before
+            self._note_first_answer()
+
+    def _note_first_answer(self) -> None:
+        if self.first_answer_s is None and any(not point.unlikely for point in self._waiting[:1]):
+            self.first_answer_s = time.perf_counter() - self.started_s
+
+    def answer(self, wanted: Mapping[str, str], simulate: Simulate) -> None:
+        """Simulate the most promising point with some values, if none was."""
+        if any(has_values(candidate, wanted) for candidate in self.records):
+            return
+        points = [p for p in self.frontier.points if has_values(p.candidate, wanted)]
+        if not points:
+            points = [p for p in self.frontier.estimate_one_with(wanted) if has_values(p.candidate, wanted)]
+        if points:
+            self._run([min(points)], simulate)
+
+    def _simulate(self, simulate: Simulate) -> None:
+        """Simulate a round of the points with the best estimates that may still enter the ranking."""
+        limit = self.best * (1 - self.request.gap) if self._is_full() else float("inf")
+        batch: list[Point] = []
+        while self._waiting and len(batch) < self._room():
+            point = heapq.heappop(self._waiting)
+            if point.bound < limit:
+                batch.append(point)
+        self._run(batch, simulate)
+
+    def _run(self, batch: Sequence[Point], simulate: Simulate) -> None:
+        found = simulate([point.candidate for point in batch]) if batch else []
+        for point, result in zip(batch, found, strict=True):
+            self._points[point.candidate] = point
+            self.records[point.candidate] = _simulated(point, result)
+        if self.on_progress is not None:
+            self.on_progress(_progress(self.request, self.records, self.frontier))
 
     def _reason_to_stop(self) -> str:
-        if _cannot_improve(self.request, self.records, self.bounds[self.waiting[0]]):
+        best, full = self.best, self._is_full()
+        limit = best * (1 - self.request.gap)
+        open_points = [point for point in self._waiting if not full or point.bound < limit]
+        if (
+            not open_points
+            and (full or not self._waiting)
+            and self.frontier.lowest >= (limit if full else float("inf"))
+        ):
             return "bound"
-        limit_s, begun = self.request.time_limit_s, any(r.result is not None for r in self.records.values())
-        if limit_s is not None and begun and time.perf_counter() - self.started_s > limit_s:
+        if self._is_late() and self.records:
             return "time_limit"
-        return "" if self._room() > 0 else "max_candidates"
+        if self._room() <= 0:
+            return "max_candidates"
+        if full and not self._promising(open_points, best) and (self._grown_enough(best) or self._is_spent()):
+            return "estimate"
+        return "" if open_points else "estimate" if self._is_spent() else ""
+
+    def _is_full(self) -> bool:
+        return len({layout_of(record.candidate) for record in self._ranked()}) >= self.request.top
+
+    def _is_spent(self) -> bool:
+        return self.grown >= MOST_CELLS
+
+    def _grown_enough(self, best: float) -> bool:
+        """Return whether cells that were never estimated are no better than the best, corrected."""
+        return self.frontier.lowest * self._correction() >= best
+
+    def _promising(self, points: Sequence[Point], best: float) -> bool:
+        correction = self._correction()
+        return any(not point.unlikely and point.estimate * correction < best for point in points)
+
+    def _correction(self) -> float:
+        """Return the smallest ratio of a simulation to its estimate: how much better one may turn out."""
+        ratios = [
+            record.objective_value(self.request.objective) / self._points[candidate].estimate
+            for candidate, record in self.records.items()
+            if record.status is Status.RANKED
+        ]
+        return min(ratios, default=1.0) if len(ratios) >= ROUND_SIZE else 1.0
+
+    def _is_late(self) -> bool:
+        limit_s = self.request.time_limit_s
+        return limit_s is not None and bool(self._points) and time.perf_counter() - self.started_s > limit_s
 
     def _room(self) -> int:
         if self.request.max_candidates is None:
             return ROUND_SIZE
-        done = sum(1 for record in self.records.values() if record.result is not None)
-        return min(ROUND_SIZE, self.request.max_candidates - done)
+        return min(ROUND_SIZE, self.request.max_candidates - len(self.records))
 
 
 def _check(request: SearchRequest) -> None:
@@ -260,14 +330,19 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
             )  # fmt: skip
         pin["micro_batch"] = str(request.micro_batch)
     require_values(tuple(request.why_not.items()), where="--why-not")
-    space = enumerate_space(
-        gpus=evaluator.job.gpus or 1,
-        num_units=evaluator.num_units,
-        global_batch=evaluator.job.global_batch or 1,
+    limits = evaluator.limits
+    choices = choices_of(
+        gpus=(evaluator.job.gpus or 1,),
+        num_units=limits.num_units,
+        experts=limits.experts,
+        cuts_tensors=limits.cuts_tensors,
+        cuts_sequences=limits.cuts_sequences,
         pin=pin,
         forbid=request.forbid,
+        values=request.values,
     )
-    if not space.candidates:
+    space = evaluator.space(choices)
+    if not space.num_candidates:
         reasons = sorted({reason for _, reason in space.illegal})
         if not reasons:
             pinned = " and ".join(f"{name}={value}" for name, value in pin.items())
@@ -283,13 +358,6 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
     return space
 
 
-def _cannot_improve(request: SearchRequest, records: dict[Candidate, Record], bounds: Bounds) -> bool:
-    values = sorted(
-        r.objective_value(request.objective) for r in records.values() if r.status is Status.RANKED
-    )
-    return len(values) >= request.top and bounds.value_of(request.objective) >= values[request.top - 1]
-
-
 @contextmanager
 def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
     if jobs == 1:
@@ -299,32 +367,22 @@ def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
         yield lambda batch: [r for part in pool.map(simulate_in_worker, [[c] for c in batch]) for r in part]
 
 
-def _too_big(candidate: Candidate, bounds: Bounds) -> Record:
-    over = (bounds.memory_bytes - bounds.capacity_bytes) / 2**30
-    return Record(
-        candidate=candidate,
-        status=Status.MEMORY_BOUND,
-        bound_s=bounds.step_time_s,
-        reason=f"needs at least {bounds.memory_bytes / 2**30:.1f} GiB on pipeline rank {bounds.worst_rank}, "
-        f"{over:.1f} GiB more than a device has",
-    )
-
-
-def _simulated(candidate: Candidate, result: dict[str, Any]) -> Record:
+def _simulated(point: Point, result: dict[str, Any]) -> Record:
+    bound_s, candidate = point.bound_s, point.candidate
     if result["fits"]:
-        return Record(candidate=candidate, status=Status.RANKED, result=result)
+        return Record(candidate=candidate, status=Status.RANKED, bound_s=bound_s, result=result)
     used = result["needed_memory_bytes"] / 2**30
     return Record(
         candidate=candidate,
         status=Status.OUT_OF_MEMORY,
+        bound_s=bound_s,
         result=result,
         reason=f"needs {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB",
     )
 
 
-def _progress(request: SearchRequest, records: dict[Candidate, Record], waiting: list[Candidate]) -> str:
-    counts = Counter(record.status for record in records.values())
+def _progress(request: SearchRequest, records: dict[Candidate, Record], frontier: Frontier) -> str:
     ranked = [r for r in records.values() if r.status is Status.RANKED]
     best = min(ranked, key=lambda r: (r.objective_value(request.objective), r.candidate), default=None)
     shown = f", best {best.candidate.shorthand} {best.step_time_s:.3f} s" if best else ""
-    return f"simulated {counts[Status.RANKED] + counts[Status.OUT_OF_MEMORY]}, {len(waiting)} waiting{shown}"
+    return f"simulated {len(records)} of {len(frontier.points)} estimated{shown}"

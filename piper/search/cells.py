@@ -1,0 +1,536 @@
+"""Cells: layouts with a way of working, whose lower bounds are found by whole columns.
+
+[Note: bounds of cells]
+The time of the passes (`piper.search.chain_bounds`) plus the ends of the step under the cheapest way of
+keeping state that may fit. Passes are first priced from a probe of the largest microbatch, scaled to smaller
+ones, which is no more than they take; `refined` replaces this by a probe of the cell's own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from piper.graph import Units, default_cut
+from piper.search.chain_bounds import chains
+from piper.search.choices import FRACTION
+from piper.search.held import held_at_least, held_microbatches
+from piper.search.keeping import Replicas, StateRules
+from piper.search.network import Network
+from piper.search.schedule_rules import RULES, ScheduleRule
+from piper.search.space import CUT_PARAMETERS, NODE, WORKINGS, Space, layers_of_share, recompute_text
+from piper.search.stage_costs import Cut, StageCosts, cut_of, stage_costs
+from piper.search.unit_costs import UnitCostTable, Working, is_aligned
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Layouts that are cut alike and run passes of the same kinds.
+
+    Args:
+        pp, vp: pipeline ranks, stages on each.
+        schedule: index into the choices.
+        rule: of the schedule.
+        members: int64 [n], the layouts.
+    """
+
+    pp: int
+    vp: int
+    schedule: int
+    rule: ScheduleRule
+    members: Ints
+
+    @property
+    def num_stages(self) -> int:
+        """Return the stages of the model."""
+        return self.pp * (self.vp if self.rule.layout != "bidirectional" else 1)
+
+    @property
+    def watched(self) -> list[int]:
+        """Return the ranks whose memory bounds look at."""
+        return sorted({0, min(1, self.pp - 1), self.pp - 1})
+
+    def stages_of_rank(self, rank: int) -> list[int]:
+        """Return the stages of the model on a rank."""
+        if self.rule.layout == "bidirectional":
+            return sorted({rank, self.pp - 1 - rank})
+        if self.rule.layout == "v":
+            return [rank, 2 * self.pp - 1 - rank]
+        return list(range(rank, self.num_stages, self.pp))
+
+
+@dataclass(kw_only=True)
+class CellTable:
+    """Bounds of all cells of a space.
+
+    Args:
+        space: of the search.
+        units: of the model.
+        costs: of units, probed on demand.
+        rules: of states.
+        network: prices of messages.
+        capacity_bytes: of a device, for tensors.
+        framework_bytes: on every device.
+        has_barrier: whether the norm of gradients is awaited in every step.
+        global_batch: of the job.
+
+    Attributes:
+        layout, working: int64 [cells]: a layout, and a row of its table of workings.
+        frame: int64 [cells], index in `frames`.
+        passes_ns, launches_ns: float64 [cells], of the passes, and of what hosts launch for them.
+        bound_ns: float64 [cells], of the step; infinite where nothing fits.
+        least_bytes: float64 [cells], that the worst rank needs; infinite where nothing fits.
+        refined: bool [cells].
+        too_big: int64 [cells], points of the cell that cannot fit.
+    """
+
+    space: Space
+    units: Units
+    costs: UnitCostTable
+    rules: StateRules
+    network: Network
+    capacity_bytes: float
+    framework_bytes: float
+    has_barrier: bool
+    global_batch: int
+    layout: Ints = field(init=False)
+    working: Ints = field(init=False)
+    frame: Ints = field(init=False)
+    passes_ns: Floats = field(init=False)
+    launches_ns: Floats = field(init=False)
+    bound_ns: Floats = field(init=False)
+    least_bytes: Floats = field(init=False)
+    refined: npt.NDArray[np.bool_] = field(init=False)
+    too_big: Ints = field(init=False)
+    _cuts: dict[tuple[int, str], Cut] = field(default_factory=dict)
+    _ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.frames = tuple(self._frames())
+        parts = [self._cells(number, frame) for number, frame in enumerate(self.frames)]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else []
+        empty = np.zeros(0, dtype=np.int64)
+        self.layout, self.working, self.frame = columns or (empty, empty, empty)
+        size = len(self.layout)
+        self.passes_ns, self.launches_ns, self.bound_ns, self.least_bytes = (np.zeros(size) for _ in range(4))
+        self.refined, self.too_big = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.int64)
+        self._bound_all()
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def _frames(self) -> Iterator[Frame]:
+        columns = self.space.layouts
+        keys = np.stack([columns[name] for name in ("pp", "vp", "schedule")], axis=1)
+        distinct, number = np.unique(keys, axis=0, return_inverse=True)
+        order = np.argsort(number.reshape(-1), kind="stable")
+        ends = np.cumsum(np.bincount(number.reshape(-1), minlength=len(distinct)))
+        names = self.space.choices.texts("schedule")
+        for (pp, vp, schedule), first, last in zip(
+            distinct.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True
+        ):
+            rule = RULES.get(names[schedule], ScheduleRule(splits=True, overlaps=True))
+            yield Frame(pp=pp, vp=vp, schedule=schedule, rule=rule, members=order[first:last])
+
+    def _cells(self, number: int, frame: Frame) -> tuple[Ints, Ints, Ints]:
+        tables = self.space.working_of[frame.members]
+        layout, working = [], []
+        for table in np.unique(tables).tolist():
+            mine, rows = frame.members[tables == table], len(self.space.workings[table])
+            layout.append(np.repeat(mine, rows))
+            working.append(np.tile(np.arange(rows, dtype=np.int64), len(mine)))
+        found = np.concatenate(layout)
+        return found, np.concatenate(working), np.full(len(found), number, dtype=np.int64)
+
+    def refine(self, cells: Ints) -> None:
+        """Bound cells from probes of their own way of working."""
+        for number in np.unique(self.frame[cells]).tolist():
+            mine = cells[self.frame[cells] == number]
+            self._bound(self.frames[number], mine, exact=True)
+        self.refined[cells] = True
+
+    def workings(self, cells: Ints, *, split: bool) -> list[Working]:
+        """Return how cells work; recompute is "none", "selective" or "full"."""
+        columns, layouts = self.space.layouts, self.layout[cells]
+        ways = self.ways(cells)
+        names = ("sp", "async_tp", "recompute")
+        texts = [
+            [self.space.choices.texts(n)[i] for i in way.tolist()] for n, way in zip(names, ways, strict=True)
+        ]
+        degrees = [columns[name][layouts].tolist() for name in ("tp", "cp", "ep", "etp", "micro_batch")]
+        return [
+            Working(
+                tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, sp=sp, async_tp=late,
+                recompute="full" if again.startswith("full") else again, split=split,
+            )
+            for tp, cp, ep, etp, size, sp, late, again in zip(*degrees, *texts, strict=True)
+        ]  # fmt: skip
+
+    def needed_at_least(self, cell: int) -> tuple[float, int]:
+        """Return the bytes that the worst watched rank of a cell needs at least, and that pipeline rank."""
+        frame, layouts = self.frames[int(self.frame[cell])], np.array([self.layout[cell]])
+        ends, costs = self._ends_of(frame), self.costs_of(cell)
+        place = int(np.searchsorted(frame.members, layouts[0]))
+        number = self.microbatches(layouts).astype(np.float64)
+        held = self._activations(frame, costs, np.zeros(1, dtype=np.int64), number=number, exact=True)[0]
+        found = [
+            static[place] + (0.0 if away else held)
+            for static, away, points in zip(
+                ends.static_bytes, ends.moves_activations, ends.points, strict=True
+            )
+            if points[place]
+        ]
+        least = min(found, key=lambda needed: float(needed.max()))
+        return float(least.max()), frame.watched[int(np.argmax(least))]
+
+    def with_values(self, wanted: Mapping[str, str]) -> Ints:
+        """Return the cells with some values; those of how states are kept do not count."""
+        keep = np.ones(len(self), dtype=np.bool_)
+        ways = dict(zip(WORKINGS, self.ways(np.arange(len(self))), strict=True))
+        layers = self.space.layers_of_stage[self.layout]
+        for name, value in wanted.items():
+            if name == "recompute":
+                keys = np.stack([ways[name], layers], axis=1)
+                distinct, number = np.unique(keys, axis=0, return_inverse=True)
+                texts = self.space.choices.texts(name)
+                same = [
+                    recompute_text(texts[mode], layers=count) == value for mode, count in distinct.tolist()
+                ]
+                keep &= np.array(same, dtype=np.bool_)[number.reshape(-1)]
+            elif name in ways or name == "schedule":
+                column = ways[name] if name in ways else self.space.layouts[name][self.layout]
+                same = [text == value for text in self.space.choices.texts(name)]
+                keep &= np.array(same, dtype=np.bool_)[column]
+            elif name in self.space.layouts:
+                keep &= self.space.layouts[name][self.layout] == int(value)
+        return np.flatnonzero(keep)
+
+    def costs_of(self, cell: int) -> StageCosts:
+        """Return the costs of the stages of one cell, of its own way of working."""
+        frame, layout = self.frames[int(self.frame[cell])], int(self.layout[cell])
+        columns = self.space.layouts
+        sp, late, again = (int(way[0]) for way in self.ways(np.array([cell])))
+        degrees = [int(columns[name][layout]) for name in ("tp", "cp", "ep", "etp", "micro_batch")]
+        texts = self.space.choices.texts("recompute")
+        return self._stage_costs(frame, [[*degrees, sp, late]], texts[again], exact=True)
+
+    def is_exact(self, cell: int) -> bool:
+        """Return whether groups of the cell lie alike on all nodes: its exchanges are in its bounds."""
+        layout, columns = int(self.layout[cell]), self.space.layouts
+        tp, cp, ep, etp = (int(columns[name][layout]) for name in ("tp", "cp", "ep", "etp"))
+        return is_aligned(Working(tp=tp, cp=cp, ep=ep, etp=etp), self.space.gpus_per_node)
+
+    def microbatches(self, layouts: Ints) -> Ints:
+        """Return the whole microbatches of a replica, int64 [layouts]."""
+        columns = self.space.layouts
+        number = self.global_batch // columns["dp"][layouts] // columns["micro_batch"][layouts]
+        return np.asarray(np.maximum(1, number))
+
+    def _bound_all(self) -> None:
+        """Bound every cell from probes of the largest microbatch."""
+        starts = np.searchsorted(self.frame, np.arange(len(self.frames) + 1))
+        for number, frame in enumerate(self.frames):
+            self._bound(frame, np.arange(starts[number], starts[number + 1]), exact=False)
+
+    def ways(self, cells: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return sp, async_tp and recompute of cells, as indices into the choices."""
+        tables = self.space.working_of[self.layout[cells]]
+        found = tuple(np.zeros(len(cells), dtype=np.int64) for _ in range(3))
+        for number in np.unique(tables).tolist():
+            mine, columns = tables == number, self.space.workings[number].columns
+            for column, name in zip(found, ("sp", "async_tp", "recompute"), strict=True):
+                column[mine] = columns[name][self.working[cells[mine]]]
+        return found[0], found[1], found[2]
+
+    def _bound(self, frame: Frame, cells: Ints, *, exact: bool) -> None:
+        """Bound cells of one frame; `exact`: from probes of their own sizes."""
+        columns = self.space.layouts
+        again_texts = self.space.choices.texts("recompute")
+        sp, late, again = self.ways(cells)
+        sizes = columns["micro_batch"][self.layout[cells]]
+        degrees = [columns[name][self.layout[cells]] for name in ("tp", "cp", "ep", "etp")]
+        largest = int(columns["micro_batch"].max(initial=1))
+        keys = np.stack([*degrees, sizes if exact else np.full(len(cells), largest), sp, late], axis=1)
+        for number in np.unique(again).tolist():
+            mine = again == number
+            distinct, way = np.unique(keys[mine], axis=0, return_inverse=True)
+            costs = self._stage_costs(frame, distinct.tolist(), again_texts[number], exact=exact)
+            scale = np.ones(int(mine.sum())) if exact else sizes[mine] / largest
+            self._set(frame, cells[mine], costs, way=way.reshape(-1), scale=scale, exact=exact)
+
+    def _stage_costs(
+        self, frame: Frame, keys: Sequence[Sequence[int]], again: str, *, exact: bool
+    ) -> StageCosts:
+        """Return the costs of the stages of a frame; frames of one cut share them."""
+        key = (frame.num_stages, frame.rule.splits, again, exact, *map(tuple, keys))
+        if key not in self._known:
+            self._known[key] = self._new_stage_costs(frame, keys, again, exact=exact)
+        return self._known[key]
+
+    def _new_stage_costs(
+        self, frame: Frame, keys: Sequence[Sequence[int]], again: str, *, exact: bool
+    ) -> StageCosts:
+        sps, lates = self.space.choices.texts("sp"), self.space.choices.texts("async_tp")
+        plain, twice = [], []
+        mode = "full" if again.startswith("full") else again
+        for tp, cp, ep, etp, size, sp, late in keys:
+            way = Working(
+                tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, split=frame.rule.splits,
+                sp=sps[sp] if exact else "on", async_tp=lates[late] if exact else "off",
+            )  # fmt: skip
+            hidden = not is_aligned(way, self.space.gpus_per_node) or (
+                not exact and (sps[sp], lates[late]) != ("on", "off")
+            )
+            found = [self.costs.of(way)] * 2
+            if mode != "none" and (exact or mode != "selective"):
+                found[1] = self.costs.of(replace(way, recompute=mode))
+            if mode == "selective" and not exact:
+                found[1] = found[0].keeping(self.costs.of(replace(way, recompute="full")))
+            once, more = (costs.kernels_only() for costs in found) if hidden else found
+            plain.append(more if mode == "selective" else once)
+            twice.append(more)
+        return stage_costs(self.cut(frame, again), plain, twice, tp=[key[0] for key in keys])
+
+    def cut(self, frame: Frame, again: str) -> Cut:
+        """Return the default cut of a frame, with the layers that are computed again."""
+        key = (frame.num_stages, again)
+        if key not in self._cuts:
+            counts = default_cut(self.units, frame.num_stages)
+            layers = -(-self.units.layers // frame.num_stages)
+            number = layers if again == "full" else 0
+            if again.startswith("full:"):
+                number = layers_of_share(again, layers) if again.endswith(FRACTION) else int(again[5:])
+            self._cuts[key] = cut_of(counts, self.costs.kinds, recomputed=number)
+        return self._cuts[key]
+
+    def _ends_of(self, frame: Frame) -> Ends:
+        key = (frame.num_stages, frame.pp, frame.rule.layout, frame.schedule, frame.vp)
+        if key not in self._ends:
+            self._ends[key] = Ends.of(self, frame)
+        return self._ends[key]
+
+    def _set(
+        self, frame: Frame, cells: Ints, costs: StageCosts, *, way: Ints, scale: Floats, exact: bool
+    ) -> None:
+        ends = self._ends_of(frame)
+        layouts = self.layout[cells]
+        number = self.microbatches(layouts).astype(np.float64)
+        links = chains(
+            span=costs.span_ns, lead=costs.lead_ns, trail=costs.trail_ns, busy=costs.busy_ns,
+            drain=costs.drain_ns, host=costs.host_ns, pp=frame.pp, layout=frame.rule.layout,
+            overlaps=frame.rule.overlaps,
+        ).take(way)  # fmt: skip
+        if self.has_barrier:
+            hop = self._hop_ns(frame, layouts, costs.sent_bytes[way] * scale)
+            passes = links.bound_ns(number, scale=scale, transfer_ns=hop)
+        else:
+            passes = links.busiest_ns(number, scale=scale)
+        launches = links.launches_ns(number)
+        activations = self._activations(frame, costs, way, number=number, exact=exact) * scale[:, None]
+        place = np.searchsorted(frame.members, layouts)
+        copied = number * scale * self._moved_bytes(frame, costs)[way] * self.network.host_copy_ns_per_byte
+        bound, smallest = np.full(len(cells), np.inf), np.full(len(cells), np.inf)
+        dead = np.zeros(len(cells), dtype=np.int64)
+        for way_to_keep in range(len(ends.keepings)):
+            away = ends.moves_activations[way_to_keep]
+            needed = ends.static_bytes[way_to_keep][place] + activations * (not away)
+            fits = (needed <= self.capacity_bytes).all(axis=1)
+            least = np.maximum(passes + ends.step_ns[way_to_keep][place], ends.stream_ns[way_to_keep][place])
+            least = np.maximum(least, launches)
+            if away:
+                least = np.maximum(least, copied)
+            bound = np.minimum(bound, np.where(fits, least, np.inf))
+            has = np.isfinite(ends.step_ns[way_to_keep][place]) & fits
+            smallest = np.minimum(smallest, np.where(has, needed.max(axis=1), np.inf))
+            dead += np.where(fits, 0, ends.points[way_to_keep][place])
+        self.passes_ns[cells], self.bound_ns[cells], self.too_big[cells] = passes, bound, dead
+        self.launches_ns[cells] = launches
+        self.least_bytes[cells] = smallest
+
+    def _hop_ns(self, frame: Frame, layouts: Ints, size_bytes: Floats) -> Floats:
+        """Return the price of a message to the next rank."""
+        columns = self.space.layouts
+        apart = columns["tp"][layouts] * columns["cp"][layouts] * columns["dp"][layouts]
+        found = np.zeros(len(layouts))
+        if frame.pp == 1:
+            return found
+        keys = np.stack([apart, np.floor(size_bytes)], axis=1)
+        distinct, index = np.unique(keys, axis=0, return_inverse=True)
+        prices = [self.network.transfer_ns(size, apart=int(step)) for step, size in distinct.tolist()]
+        return np.array(prices)[index.reshape(-1)]
+
+    def _moved_bytes(self, frame: Frame, costs: StageCosts) -> Floats:
+        """Return what the busiest rank copies to its host for a microbatch, at least, float64 [ways]."""
+        inside = np.maximum(costs.kept_bytes - costs.border_bytes, 0.0)
+        ranks = [inside[:, frame.stages_of_rank(rank)].sum(axis=1) for rank in range(frame.pp)]
+        return np.asarray(np.stack(ranks).max(axis=0)) * (
+            0.5 if frame.rule.layout == "bidirectional" else 1.0
+        )
+
+    def _activations(
+        self, frame: Frame, costs: StageCosts, way: Ints, *, number: Floats, exact: bool
+    ) -> Floats:
+        """Return what ranks hold of microbatches, float64 [cells, watched ranks]."""
+        schedule = self.space.choices.texts("schedule")[frame.schedule]
+        found = np.zeros((len(way), len(frame.watched)))
+        for count in np.unique(number).tolist():
+            mine = number == count
+            held = (held_microbatches if exact else held_at_least)(
+                schedule, pp=frame.pp, vp=frame.vp, num_microbatches=int(count)
+            )
+            for place, rank in enumerate(frame.watched):
+                stages = frame.stages_of_rank(rank)
+                kept = costs.kept_bytes[:, stages] @ held[rank][: len(stages)]
+                found[mine, place] = kept[way[mine]]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ends:
+    """What each way of keeping states costs the layouts of a frame, at least.
+
+    Args:
+        keepings: (zero, hsdp, index of offload).
+        static_bytes: by keeping, float64 [layouts, watched ranks].
+        step_ns: by keeping, float64 [layouts], beside the passes; infinite where a layout has it not.
+        stream_ns: by keeping, float64 [layouts], for which a stream of messages is busy.
+        moves_activations: by keeping, whether activations wait on the host.
+        points: by keeping, int64 [layouts], how many points have it.
+    """
+
+    keepings: tuple[tuple[int, int, int], ...]
+    static_bytes: tuple[Floats, ...]
+    step_ns: tuple[Floats, ...]
+    stream_ns: tuple[Floats, ...]
+    moves_activations: tuple[bool, ...]
+    points: tuple[Ints, ...]
+
+    @classmethod
+    def of(cls, table: CellTable, frame: Frame) -> Ends:
+        """Return them from probes of states."""
+        space, columns = table.space, table.space.layouts
+        members = frame.members
+        degrees = np.stack([columns[name][members] for name in ("tp", "cp", "ep", "etp")], axis=1)
+        distinct, way = np.unique(degrees, axis=0, return_inverse=True)
+        way = way.reshape(-1)
+        largest = int(columns["micro_batch"].max(initial=1))
+        listed = [
+            table.costs.of(
+                Working(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=largest, split=frame.rule.splits)
+            )
+            for tp, cp, ep, etp in distinct.tolist()
+        ]
+        costs = stage_costs(table.cut(frame, "none"), listed, listed, tp=distinct[:, 0].tolist())
+        ranks = [frame.stages_of_rank(rank) for rank in range(frame.pp)]
+        early, late = first_stages(frame)
+        number = table.microbatches(members).astype(np.float64)
+        found: dict[str, list[Any]] = {name: [] for name in ("static", "step", "stream", "moves", "points")}
+        keepings, points = _distinct_keepings(space, members)
+        known: dict[tuple[int, int], Any] = {}
+        for (zero, hsdp, offload), count in zip(keepings, points, strict=True):
+            away = space.choices.texts("offload")[offload]
+            replicas = replicas_of(space, members, hsdp=hsdp)
+            if (zero, hsdp) not in known:
+                known[zero, hsdp] = _times(
+                    table, costs, way, stages=(early, late), replicas=replicas, zero=zero, number=number
+                )
+            watched = [frame.stages_of_rank(rank) for rank in frame.watched]
+            dense, expert, other = (
+                np.stack([values[:, stages].sum(axis=1) for stages in watched], axis=1)[way]
+                for values in (costs.dense, costs.expert, costs.other_bytes)
+            )
+            static = table.rules.static_bytes(dense, expert, replicas=replicas, zero=zero, offload=away)
+            found["static"].append(static + other * 0 + table.framework_bytes)
+            step, stream = known[zero, hsdp]
+            hidden = space.choices.numbers("bucket_mb") != (0,)
+            updates, norms = (
+                np.stack([each[:, stages].max(axis=1) for stages in ranks], axis=1)
+                for each in (costs.least_update_ns, costs.least_norm_ns)
+            )
+            update = updates[:, [r for r, stages in enumerate(ranks) if min(stages) in early]].min(axis=1)
+            update = update + norms.min(axis=1)
+            share = table.rules.update_share(replicas, zero=zero) * (away in {"none", "activations"})
+            least = update[way] * share
+            if table.has_barrier:
+                least = least + step[0] + (0.0 if hidden else step[1])
+            found["step"].append(np.where(count > 0, least, np.inf))
+            found["stream"].append(stream)
+            found["moves"].append(away == "activations")
+            found["points"].append(count)
+        return cls(
+            keepings=tuple(keepings),
+            static_bytes=tuple(found["static"]),
+            step_ns=tuple(found["step"]),
+            stream_ns=tuple(found["stream"]),
+            moves_activations=tuple(found["moves"]),
+            points=tuple(found["points"]),
+        )
+
+
+def replicas_of(space: Space, layouts: Ints, *, hsdp: int) -> Replicas:
+    """Return over how many ranks the states of layouts may be cut."""
+    columns = space.layouts
+    tp, cp, dp, ep, etp = (columns[name][layouts] for name in ("tp", "cp", "dp", "ep", "etp"))
+    replicas, experts = dp * cp, ep * etp
+    node = np.where(space.gpus_per_node % tp == 0, space.gpus_per_node // tp, replicas)
+    shards = (
+        replicas if not hsdp else np.minimum(node, replicas) if hsdp == NODE else np.full_like(replicas, hsdp)
+    )
+    return Replicas(
+        tp=tp,
+        replicas=replicas,
+        experts=np.maximum(1, replicas * tp // experts),
+        apart=experts,
+        shards=shards,
+    )
+
+
+def _distinct_keepings(space: Space, members: Ints) -> tuple[list[tuple[int, int, int]], list[Ints]]:
+    """Return the ways of keeping states, and how many points of each layout have them."""
+    found: dict[tuple[int, int, int], dict[int, int]] = {}
+    tables = space.keeping_of[members]
+    for number in np.unique(tables).tolist():
+        columns = space.keepings[number].columns
+        rows = np.stack([columns[name] for name in ("zero", "hsdp", "offload")], axis=1)
+        for row in map(tuple, rows.tolist()):
+            counts = found.setdefault(row, {})
+            counts[number] = counts.get(number, 0) + 1
+    keepings = sorted(found)
+    return keepings, [
+        np.array([found[key].get(number, 0) for number in tables.tolist()], dtype=np.int64)
+        for key in keepings
+    ]
+
+
+def first_stages(frame: Frame) -> tuple[list[int], list[int]]:
+    """Return the first stages of the ranks that a step may begin on, and of those that it may end on."""
+    firsts = [min(frame.stages_of_rank(rank)) for rank in range(frame.pp)]
+    return sorted({0}), sorted(set(firsts))
+
+
+def _times(
+    table: CellTable, costs: StageCosts, way: Ints, *, stages: tuple[list[int], list[int]],
+    replicas: Replicas, zero: int, number: Floats,
+) -> tuple[tuple[Floats, Floats], Floats]:  # fmt: skip
+    """Return lower bounds: (gather, reduction) of a rank's first stage, stream of a rank in a step."""
+    rules, network = table.rules, table.network
+    early, late = (
+        [each[:, listed].min(axis=1)[way] for each in (costs.dense, costs.expert)] for listed in stages
+    )
+    gather = rules.gather_ns(network, early[0], early[1], replicas=replicas, zero=zero, floor=True)
+    reduce = rules.reduce_ns(network, late[0], late[1], replicas=replicas, zero=zero, floor=True)
+    once = gather if zero < CUT_PARAMETERS and not rules.gathers_overlap else np.zeros_like(gather)
+    stream = np.zeros_like(gather)
+    if zero > 1:
+        stream = stream + number * reduce
+    if zero >= CUT_PARAMETERS:
+        stream = stream + number * gather
+    return (once, reduce if zero < CUT_PARAMETERS else np.zeros_like(reduce)), stream

@@ -1,0 +1,240 @@
+"""The fast evaluator: what a step of a cell takes and needs under every way of keeping its states.
+
+[Note: estimates]
+The order of the schedule is timed with the costs of its stages (`piper.search.order_table`). Before its first
+pass a rank updates, and gathers what was cut; behind its last one it reduces. What ZeRO-3 gathers for every
+microbatch is waited for unless it is fetched before. No contention, no host: a simulation says more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.ops import DTYPE_BYTES
+from piper.search.cells import CellTable, Frame, first_stages, replicas_of
+from piper.search.order_table import OrderTable, PassTimes, order_table
+from piper.search.stage_costs import StageCosts
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_CUT_GRADIENTS, _CUT_PARAMETERS = 2, 3
+_MB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates:
+    """Of one cell, by row of the table of keepings of its layout.
+
+    Args:
+        step_ns, bound_ns: float64 [rows], estimated, and a lower bound.
+        needed_bytes: float64 [rows], of the worst rank, without context and communicators.
+        least_bytes: float64 [rows], a lower bound of the same.
+    """
+
+    step_ns: Floats
+    bound_ns: Floats
+    needed_bytes: Floats
+    least_bytes: Floats
+
+
+@dataclass(kw_only=True)
+class Estimator:
+    """Estimates cells of a table, which must be refined.
+
+    Args:
+        table: bounds and costs.
+        costs: of passes, for schedules that weigh them.
+    """
+
+    table: CellTable
+    costs: tuple[tuple[str, object], ...]
+
+    def of(self, cell: int) -> Estimates:
+        """Return the estimates of one cell."""
+        table = self.table
+        frame, costs = table.frames[int(table.frame[cell])], table.costs_of(cell)
+        layout = int(table.layout[cell])
+        batch = table.global_batch // int(table.space.layouts["dp"][layout])
+        number = -(-batch // int(table.space.layouts["micro_batch"][layout]))
+        order = order_table(
+            table.space.choices.texts("schedule")[frame.schedule],
+            pp=frame.pp, vp=frame.vp, num_microbatches=number, costs=self.costs,
+        )  # fmt: skip
+        return _CellEstimate(table=table, cell=cell, frame=frame, costs=costs, order=order).rows()
+
+
+@dataclass(kw_only=True, eq=False)
+class _CellEstimate:
+    table: CellTable
+    cell: int
+    frame: Frame
+    costs: StageCosts
+    order: OrderTable
+
+    def rows(self) -> Estimates:
+        space, layout = self.table.space, int(self.table.layout[self.cell])
+        columns = space.keepings[int(space.keeping_of[layout])].columns
+        known: dict[tuple[int, int], tuple[Floats, Floats, Floats, Floats]] = {}
+        found = []
+        for zero, hsdp, offload, bucket, prefetch in zip(
+            *(c.tolist() for c in columns.values()), strict=True
+        ):
+            if (zero, hsdp) not in known:
+                known[zero, hsdp] = self._messages(zero, hsdp)
+            away = space.choices.texts("offload")[offload]
+            found.append(
+                (
+                    self._step_ns(
+                        known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket, prefetch=prefetch
+                    ),
+                    self._bound_ns(known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket),
+                    *self._bytes(zero, hsdp, away),
+                )
+            )
+        step, bound, needed, least = np.array(found, dtype=np.float64).reshape(-1, 4).T
+        return Estimates(
+            step_ns=np.maximum(step, bound), bound_ns=bound, needed_bytes=needed, least_bytes=least
+        )
+
+    @cached_property
+    def _ends_ns(self) -> Floats:
+        return self.order.ends_ns(self._times, transfer_ns=self._hop_ns, begin_ns=np.zeros(self.frame.pp))
+
+    @cached_property
+    def _host_ns(self) -> float:
+        each = self.costs.host_ns[0].sum(axis=0)
+        return float(self.order.num_microbatches * max(each[stages].sum() for stages in self._stages))
+
+    @cached_property
+    def _times(self) -> PassTimes:
+        return self.costs.times(0)
+
+    @cached_property
+    def _hop_ns(self) -> float:
+        layouts = np.array([self.table.layout[self.cell]])
+        return float(self.table._hop_ns(self.frame, layouts, self.costs.sent_bytes[:1])[0])
+
+    @cached_property
+    def _stages(self) -> list[list[int]]:
+        return [self.frame.stages_of_rank(rank) for rank in range(self.frame.pp)]
+
+    def _by_rank(self, each: Floats) -> Floats:
+        return np.array([each[0, stages].sum() for stages in self._stages])
+
+    def _largest(self, each: Floats) -> Floats:
+        return np.array([each[0, stages].max() for stages in self._stages])
+
+    def _messages(self, zero: int, hsdp: int) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return (gather, reduction) of each stage, float64 [stages], estimated and at least."""
+        table, stages = self.table, self.frame.num_stages
+        layouts = np.full(stages, table.layout[self.cell])
+        replicas = replicas_of(table.space, layouts, hsdp=hsdp)
+        dense, expert = self.costs.dense[0], self.costs.expert[0]
+        return tuple(  # type: ignore[return-value]
+            price(table.network, dense, expert, replicas=replicas, zero=zero, floor=floor)
+            for floor in (False, True)
+            for price in (table.rules.gather_ns, table.rules.reduce_ns)
+        )
+
+    def _update_ns(self, zero: int, away: str) -> Floats:
+        times = self._by_rank(self.costs.update_ns) + self._by_rank(self.costs.norm_ns)
+        return times * self._share(zero, away)
+
+    def _share(self, zero: int, away: str) -> float:
+        """Return which part of an update the device makes."""
+        layouts = np.array([self.table.layout[self.cell]])
+        replicas = replicas_of(self.table.space, layouts, hsdp=0)
+        share = float(self.table.rules.update_share(replicas, zero=zero)[0])
+        return share if away in {"none", "activations"} else 0.0
+
+    def _step_ns(
+        self, messages: tuple[Floats, ...], *, zero: int, away: str, bucket_mb: int, prefetch: int
+    ) -> float:
+        gather, reduce = messages[:2]
+        number = self.order.num_microbatches
+        first = [min(stages) for stages in self._stages]
+        begin, tail = self._update_ns(zero, away), reduce[first]
+        if bucket_mb:
+            element = DTYPE_BYTES[self.table.rules.states.reduce]
+            whole = np.maximum((self.costs.dense[0] + self.costs.expert[0])[first] * element, 1.0)
+            tail = tail * np.minimum(1.0, bucket_mb * _MB / whole)
+        if zero < _CUT_PARAMETERS:
+            begin = begin + gather[first]
+        ends = self._ends_ns + tail
+        extra = np.zeros(self.frame.pp)
+        if zero >= _CUT_GRADIENTS:
+            sums = np.array([reduce[stages].sum() for stages in self._stages])
+            gathers = np.array([gather[stages].sum() for stages in self._stages])
+            busy = number * (sums + (2 * gathers if zero >= _CUT_PARAMETERS else 0.0))
+            waited = (
+                number * 2 * gathers if zero >= _CUT_PARAMETERS and not prefetch else np.zeros(self.frame.pp)
+            )
+            extra = np.maximum(waited, busy - self._ends_ns)
+        extra = extra + self._copies_ns(zero, away)
+        return max(float((begin + ends + np.maximum(extra, 0.0)).max()), self._host_ns)
+
+    def _copies_ns(self, zero: int, away: str) -> Floats:
+        """Return what copies to and from the host are waited for."""
+        each = self.table.network.host_copy_ns_per_byte
+        if away == "activations":
+            inside = self._by_rank(np.maximum(self.costs.kept_bytes - self.costs.border_bytes, 0.0))
+            return np.maximum(0.0, self.order.num_microbatches * inside * each - self._ends_ns)
+        if away == "none":
+            return np.zeros(self.frame.pp)
+        kept, without = (self._static(zero, 0, kind) for kind in ("none", away))
+        return 2.0 * (kept - without) * each
+
+    def _bound_ns(self, messages: tuple[Floats, ...], *, zero: int, away: str, bucket_mb: int) -> float:
+        table = self.table
+        gather, reduce = messages[2:]
+        begun, ended = first_stages(self.frame)
+        passes = float(table.passes_ns[self.cell])
+        launches = float(table.launches_ns[self.cell])
+        if not table.has_barrier:
+            return max(passes, launches)
+        if self.order.is_exact and table.is_exact(self.cell):
+            passes = max(passes, float(self._ends_ns.max()))
+        early = (
+            float(gather[begun].min()) if zero < _CUT_PARAMETERS and not table.rules.gathers_overlap else 0.0
+        )
+        late = float(reduce[ended].min()) if zero < _CUT_PARAMETERS and not bucket_mb else 0.0
+        first = [rank for rank, stages in enumerate(self._stages) if min(stages) in begun]
+        updates = self._share(zero, away) * (
+            self._largest(self.costs.least_update_ns)[first].min()
+            + self._largest(self.costs.least_norm_ns).min()
+        )
+        return max(launches, passes + early + late + float(updates))
+
+    def _bytes(self, zero: int, hsdp: int, away: str) -> tuple[float, float]:
+        """Return what the worst rank needs, estimated and at least."""
+        static = self._static(zero, hsdp, away)
+        held = np.zeros(self.frame.pp)
+        transient = np.zeros(self.frame.pp)
+        for rank, stages in enumerate(self._stages):
+            each = self.costs.border_bytes if away == "activations" else self.costs.kept_bytes
+            held[rank] = (each[0, stages] * self.order.held[rank][: len(stages)]).sum()
+            transient[rank] = self.costs.transient_bytes[0, stages].max()
+        least = static + (0.0 if away == "activations" else held)
+        gathered = self._gathered_bytes(zero, away)
+        return float((static + held + transient + gathered).max()), float(least.max())
+
+    def _gathered_bytes(self, zero: int, away: str) -> float:
+        """Return whole parameters of two units, where they are gathered or fetched before use."""
+        if zero < _CUT_PARAMETERS and away != "params":
+            return 0.0
+        units = sum(self.table.cut(self.frame, "none").counts) / self.frame.num_stages
+        element = DTYPE_BYTES[self.table.rules.states.compute] + DTYPE_BYTES[self.table.rules.states.gradient]
+        return float((self.costs.dense + self.costs.expert).max() / max(units, 1.0) * 2 * element)
+
+    def _static(self, zero: int, hsdp: int, away: str) -> Floats:
+        table = self.table
+        layouts = np.array([table.layout[self.cell]])
+        replicas = replicas_of(table.space, layouts, hsdp=hsdp)
+        dense, expert = self._by_rank(self.costs.dense)[None], self._by_rank(self.costs.expert)[None]
+        static = table.rules.static_bytes(dense, expert, replicas=replicas, zero=zero, offload=away)
+        return np.asarray(static[0] + table.framework_bytes)

@@ -1,0 +1,147 @@
+"""The frontier: cells in rising order of what they cannot beat, and the points that were looked at closely.
+
+[Note: best first]
+Cells start with bounds of a coarse probe. The lowest one is refined by a probe of its own, and if it still
+may win, its points are estimated; so probes and estimates go where the winner may be. What was never refined
+is counted as it is: its bound is above the best (bounded out), or the search ended before (not reached).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from piper.search.candidate import Candidate
+from piper.search.cells import CellTable
+from piper.search.estimate import Estimates, Estimator
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CELLS_AT_ONCE = 64
+"""Refined between two looks at the incumbent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Point:
+    """A point that was estimated; the order is that in which points are simulated.
+
+    Args:
+        unlikely: whether the estimate says that it does not fit.
+        estimate: of the objective.
+        candidate: which.
+        bound, bound_s: of the objective, and of the step time.
+        needed_bytes: estimated.
+        cell: its cell.
+    """
+
+    unlikely: bool
+    estimate: float
+    candidate: Candidate
+    bound: float
+    bound_s: float
+    needed_bytes: float
+    cell: int
+
+
+@dataclass(kw_only=True)
+class Frontier:
+    """What waits, and what is known of it.
+
+    Args:
+        table: cells.
+        estimator: of points.
+        objective: "time", "memory" or "cost".
+        room_bytes: of a device, for what estimates count.
+    """
+
+    table: CellTable
+    estimator: Estimator
+    objective: str
+    room_bytes: float
+    points: list[Point] = field(default_factory=list)
+    expanded: dict[int, int] = field(default_factory=dict)
+    _waiting: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        low = self.low
+        alive = np.flatnonzero(np.isfinite(low))
+        order = alive[np.lexsort((alive, low[alive]))]
+        self._waiting = [(float(low[cell]), int(cell)) for cell in order.tolist()]
+
+    @property
+    def low(self) -> Floats:
+        """Return what each cell cannot beat in the objective."""
+        return self.table.least_bytes if self.objective == "memory" else self.table.bound_ns / 1e9
+
+    @property
+    def lowest(self) -> float:
+        """Return the lowest bound of what was not estimated; infinity: nothing is left."""
+        return self._waiting[0][0] if self._waiting else float("inf")
+
+    def grow(self, limit: float) -> list[Point]:
+        """Refine the lowest cells below `limit`, and estimate those that stay there; return new points."""
+        taken: list[int] = []
+        while self._waiting and len(taken) < CELLS_AT_ONCE and self._waiting[0][0] < limit:
+            taken.append(heapq.heappop(self._waiting)[1])
+        fresh = np.array([cell for cell in taken if not self.table.refined[cell]], dtype=np.int64)
+        if len(fresh):
+            self.table.refine(np.sort(fresh))
+        found: list[Point] = []
+        threshold = self._threshold(limit)
+        for cell in taken:
+            low = float(self.low[cell])
+            if not np.isfinite(low):
+                continue
+            if low > threshold:
+                heapq.heappush(self._waiting, (low, cell))
+            else:
+                found += self._estimated(cell)
+        self.points += found
+        return found
+
+    def estimate_one_with(self, wanted: Mapping[str, str]) -> list[Point]:
+        """Estimate the lowest cell with some values that may fit; return its points."""
+        cells = self.table.with_values(wanted)
+        order = cells[np.lexsort((cells, self.low[cells]))]
+        for cell in order.tolist():
+            if not np.isfinite(self.low[cell]) or cell in self.expanded:
+                continue
+            self.table.refine(np.array([cell]))
+            found = list(self._estimated(cell))
+            self._waiting = [pair for pair in self._waiting if pair[1] != cell]
+            heapq.heapify(self._waiting)
+            self.points += found
+            return found
+        return []
+
+    def _threshold(self, limit: float) -> float:
+        """Return up to which bound refined cells are estimated now: as far as no unrefined one is lower."""
+        lowest = next((low for low, cell in self._waiting[:1] if not self.table.refined[cell]), limit)
+        return max(lowest, min(limit, lowest * 1.02))
+
+    def _estimated(self, cell: int) -> Iterator[Point]:
+        estimates = self.estimator.of(cell)
+        self.expanded[cell] = len(estimates.step_ns)
+        layout, working = int(self.table.layout[cell]), int(self.table.working[cell])
+        fits = estimates.least_bytes <= self.table.capacity_bytes
+        for row in np.flatnonzero(fits).tolist():
+            yield self._point(self.table.space.candidate(layout, working, row), estimates, row, cell=cell)
+
+    def _point(self, candidate: Candidate, estimates: Estimates, row: int, *, cell: int) -> Point:
+        step_s, bound_s = float(estimates.step_ns[row]) / 1e9, float(estimates.bound_ns[row]) / 1e9
+        needed, least = float(estimates.needed_bytes[row]), float(estimates.least_bytes[row])
+        by_memory = self.objective == "memory"
+        return Point(
+            unlikely=needed > self.room_bytes,
+            estimate=needed if by_memory else step_s,
+            candidate=candidate,
+            bound=least if by_memory else bound_s,
+            bound_s=bound_s,
+            needed_bytes=needed,
+            cell=cell,
+        )

@@ -1,0 +1,76 @@
+"""How many microbatches a rank holds at least, when it holds most: for bounds of memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from piper.errors import StrategyError
+from piper.schedules import copies_of, find_schedule, schedule_rows
+from piper.schedules.copies import Copies
+from piper.schedules.rows import Rows
+from simulator.plan import TaskKind
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_RANKS = 32
+"""Beyond these, orders of schedules that no formula here describes are not made for a bound alone."""
+_FREEING = frozenset({TaskKind.B, TaskKind.BI})
+_HOLDS_ALL = frozenset({"gpipe", "looped_bfs"})
+_ONE_BY_ONE = frozenset({"1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "interleaved_zb"})
+
+
+def held_at_least(schedule: str, *, pp: int, vp: int, num_microbatches: int) -> Ints:
+    """Return microbatches of each stage at one moment, no more than at the fullest: [ranks, stages on one].
+
+    By formulas that need no order: a rank that is not the last waits for its first gradient, and runs what it
+    may meanwhile. Schedules in a V are built to hold fewer: one. The stages of a rank rise.
+    """
+    if schedule in _HOLDS_ALL:
+        return np.full((pp, vp), num_microbatches, dtype=np.int64)
+    found = np.zeros((pp, vp), dtype=np.int64)
+    found[:, 0] = np.minimum(num_microbatches, pp - np.arange(pp)) if schedule in _ONE_BY_ONE else 1
+    return found
+
+
+def held_microbatches(schedule: str, *, pp: int, vp: int, num_microbatches: int) -> Ints:
+    """Return the same, of the order of the schedule itself (with fewer microbatches)."""
+    if schedule in _HOLDS_ALL or schedule in {"1f1b", "zb_h1"} or pp > _MOST_RANKS:
+        return held_at_least(schedule, pp=pp, vp=vp, num_microbatches=num_microbatches)
+    few = 2 * pp + num_microbatches % pp
+    return _of_rows(schedule, pp=pp, vp=vp, number=min(num_microbatches, few))
+
+
+@lru_cache(maxsize=4096)
+def _of_rows(schedule: str, *, pp: int, vp: int, number: int) -> Ints:
+    try:
+        rows = schedule_rows(
+            schedule, num_pipeline_ranks=pp, num_microbatches=number, virtual_stages_per_rank=vp
+        )
+    except StrategyError:  # the job has a smaller last microbatch, without which the counts are not legal
+        return np.zeros((pp, vp), dtype=np.int64)
+    copies = Copies(num_stages=pp * vp, count=copies_of(find_schedule(schedule)))
+    return held_of_rows(rows, copies)
+
+
+def held_of_rows(rows: Rows, copies: Copies) -> Ints:
+    """Return int64 [ranks, stages on a rank] of rows, at the moment when most microbatches are held."""
+    found = []
+    for row in rows:
+        stages = sorted({copies.copy_of(task.stage)[0] for slot in row for task in slot})
+        place = {stage: number for number, stage in enumerate(stages)}
+        now = np.zeros(len(stages), dtype=np.int64)
+        fullest, most = now.copy(), 0
+        for slot in row:
+            born = [place[copies.copy_of(task.stage)[0]] for task in slot if task.kind is TaskKind.F]
+            gone = [place[copies.copy_of(task.stage)[0]] for task in slot if task.kind in _FREEING]
+            np.add.at(now, born, 1)
+            if now.sum() > most and not (born and gone):  # which is first of two that overlap is not known
+                most, fullest = int(now.sum()), now.copy()
+            np.subtract.at(now, gone, 1)
+            if now.sum() > most:
+                most, fullest = int(now.sum()), now.copy()
+        found.append(fullest)
+    return np.stack(found)

@@ -1,0 +1,93 @@
+"""Prices of the messages of a step as tables over sizes: of groups of replicas, and between stages.
+
+[Note: prices between two sizes]
+A message is never faster than a smaller one. A bound takes the price of the next smaller size of a grid, an
+estimate interpolates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.models.cluster import ClusterCostModel
+from cost_models.models.collectives import Collectives
+from cost_models.price import CollectiveKind
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_STEPS_PER_DOUBLING = 4
+_LEAST_LOG2, _MOST_LOG2 = 10, 40
+_GRID = 2.0 ** (
+    np.arange((_MOST_LOG2 - _LEAST_LOG2) * _STEPS_PER_DOUBLING + 1) / _STEPS_PER_DOUBLING + _LEAST_LOG2
+)
+"""Bytes."""
+
+
+@dataclass(kw_only=True)
+class Network:
+    """Prices of messages on one cluster, ns.
+
+    Args:
+        cost_model: of the cluster.
+    """
+
+    cost_model: ClusterCostModel
+    _tables: dict[tuple[CollectiveKind, int, int], Floats] = field(default_factory=dict)
+
+    @cached_property
+    def _collectives(self) -> Collectives:
+        return Collectives(self.cost_model.cluster, slowdown=self.cost_model.stack.slowdowns["collective"])
+
+    @cached_property
+    def host_copy_ns_per_byte(self) -> float:
+        """Return the price of a byte of a large copy between a device and its host, without its latency."""
+        small, large = (self.cost_model.host_copy(size_bytes=size).seconds for size in (2**28, 2**29))
+        return (large - small) / 2**28 * 1e9
+
+    def collective_ns(
+        self, kind: CollectiveKind, size_bytes: Floats, *, ranks: Ints, stride: Ints, floor: bool
+    ) -> Floats:
+        """Return the price of a collective of every row, float64 [n].
+
+        Args:
+            kind: which.
+            size_bytes: float64 [n].
+            ranks, stride: int64 [n], members of a group, and how far they lie apart; one rank costs nothing.
+            floor: whether a lower bound is wanted.
+        """
+        found = np.zeros(len(size_bytes))
+        pairs = np.stack([ranks, stride], axis=1)
+        distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+        for index, (members, apart) in enumerate(distinct.tolist()):
+            mine = number.reshape(-1) == index
+            if members > 1:
+                found[mine] = _looked_up(self._table(kind, members, apart), size_bytes[mine], floor=floor)
+        return found
+
+    def transfer_ns(self, size_bytes: float, *, apart: int) -> float:
+        """Return the price of a message to the rank `apart` further on."""
+        if apart <= 0:
+            return 0.0
+        price = self.cost_model.transfer(size_bytes=int(size_bytes), source_rank=0, target_rank=apart)
+        return price.seconds * 1e9
+
+    def _table(self, kind: CollectiveKind, members: int, apart: int) -> Floats:
+        key = (kind, members, apart)
+        if key not in self._tables:
+            spread = self.cost_model.cluster.spread(range(0, members * apart, apart))
+            prices = [self._collectives.price(kind, int(size), spread).seconds * 1e9 for size in _GRID]
+            self._tables[key] = np.array(prices)
+        return self._tables[key]
+
+
+def _looked_up(table: Floats, size_bytes: Floats, *, floor: bool) -> Floats:
+    place = (np.log2(np.maximum(size_bytes, _GRID[0])) - _LEAST_LOG2) * _STEPS_PER_DOUBLING
+    if floor:
+        found = table[np.minimum(np.floor(place).astype(np.int64), len(table) - 1)]
+        return np.asarray(np.where(size_bytes < _GRID[0], 0.0, found))
+    return np.asarray(np.where(size_bytes <= 0, 0.0, np.interp(size_bytes, _GRID, table)))
