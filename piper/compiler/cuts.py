@@ -29,7 +29,13 @@ def _spans(shares: Shares, axis: str, claimed: Iterator[int]) -> list[tuple[int,
 
 def _tensor_regions(shares: Shares) -> Iterator[Region]:
     for first, last in _spans(shares, "tp", iter(shares.tensor_of)):
-        yield Region(axis="tp", first=first, last=last, degree=shares.tensor_degree[first])
+        yield Region(
+            axis="tp",
+            first=first,
+            last=last,
+            degree=shares.tensor_degree[first],
+            asynchronous=shares.tensor_of[first].asynchronous,
+        )
 
 
 def _expert_regions(shares: Shares) -> Iterator[Region]:

@@ -18,6 +18,9 @@ from piper.runtime.dropout import keyed_dropout
 from piper.runtime.here import CutRows, Here
 from piper.runtime.ring import RingFacts, ring_attention
 
+_ELSEWHERE = -1
+"""Number of a token whose row another rank has."""
+
 
 class Placed:
     """A function that takes `Here` first."""
@@ -65,9 +68,24 @@ class CutEmbedding(Placed):
     def __call__(self, here: Here, tokens: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return this rank's part of a sum over ranks."""
         mine = tokens - here.tensor[0] * weight.shape[0]
-        elsewhere = (mine < 0) | (mine >= weight.shape[0])
-        rows = F.embedding(mine.masked_fill(elsewhere, 0), weight)
-        return rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        mine = mine.masked_fill_((mine < 0) | (mine >= weight.shape[0]), _ELSEWHERE)
+        rows: Tensor = _CutEmbedding.apply(mine, weight)  # type: ignore[no-untyped-call]
+        return rows
+
+
+class _CutEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(mine)
+        ctx.rows = weight.shape[0]
+        found = F.embedding(mine.clamp(min=0), weight)
+        return found.masked_fill_((mine == _ELSEWHERE).unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (mine,) = ctx.saved_tensors
+        to_table = torch.ops.aten.embedding_dense_backward
+        return None, to_table(gradients[0], mine, ctx.rows, _ELSEWHERE, False)
 
 
 @dataclass(frozen=True, slots=True)

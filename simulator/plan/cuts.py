@@ -15,6 +15,7 @@ class Region:
         first, last: its segments.
         degree: over how many ranks it is cut.
         tensor_degree: "ep": ranks that share each expert.
+        asynchronous: "tp": its exchanges run beside its computation, piece by piece.
         capacity: "ep": most tokens of an expert / mean, or None: no token is dropped.
         method: "cp": "ring" (keys and values go round, nothing turns at the border) or "all_to_all" (tokens
             are exchanged for heads); else "".
@@ -27,6 +28,7 @@ class Region:
     tensor_degree: int = 1
     method: str = ""
     capacity: float | None = None
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
