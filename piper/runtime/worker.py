@@ -28,7 +28,7 @@ from piper.runtime.progress import Phase
 from piper.runtime.recorder import Recorder
 from piper.runtime.step import StepState
 from piper.runtime.streams import StreamThread
-from simulator.plan import Task, TaskKind
+from simulator.plan import HOST_COPY_KINDS, Task, TaskKind
 
 _STEPS_UNDER_WAY = 2
 """A step may begin while transfers of the one before are still on their way."""
@@ -64,11 +64,13 @@ class Flight:
         state: its tensors.
         done: one event per task.
         before: the step before, while it is under way too.
+        known_bytes: per task, what it changes of the bytes held, where that is known [Note: steps alike].
     """
 
     state: StepState
     done: list[threading.Event]
     before: Flight | None
+    known_bytes: list[list[int]] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +113,12 @@ class Worker:
         if len(self._flights) == _STEPS_UNDER_WAY:
             self._finish(self._flights.pop(0))
         before = self._flights[-1] if self._flights else None
-        flight = Flight(state=state, done=[threading.Event() for _ in self._tasks], before=before)
+        flight = Flight(
+            state=state,
+            done=[threading.Event() for _ in self._tasks],
+            before=before,
+            known_bytes=self._known_bytes(number),
+        )
         self._flights.append(flight)
         self.recorder.begin_step(perf_counter_ns())
         for position, task in enumerate(self._tasks):
@@ -121,6 +128,14 @@ class Worker:
             else:
                 self._perform(flight, position, dispatch_ns)
         return state
+
+    def _known_bytes(self, number: int) -> list[list[int]] | None:
+        """Return the bytes of each task once two complete steps had the same [Note: steps alike]."""
+        measured = self.recorder.bytes_
+        if number <= _STEPS_UNDER_WAY or measured[0] != measured[1]:
+            return None
+        copies = any(task.kind in HOST_COPY_KINDS for task in self._tasks)  # these hold from step to step
+        return None if copies else measured[1]
 
     def drain(self) -> None:
         """Wait until every task of every step is complete."""
@@ -158,13 +173,14 @@ class Worker:
                 self._wait(flight.before, waited, for_position=position)
         if self.context.settings.delays is not None:
             self._delay(flight, position, self.context.settings.delays)
+        known = None if flight.known_bytes is None else flight.known_bytes[position]
         start_ns = perf_counter_ns()
         if task.stream == 0:
             self.report(Phase.RUNNING, step=step, position=position)
         try:
             with (
                 torch.no_grad(),
-                self.context.ledger.task() as change,
+                self.context.ledger.task(known) as change,
                 buckets_of(self.context, flight.state, task),
             ):
                 perform(self.context, flight.state, task)

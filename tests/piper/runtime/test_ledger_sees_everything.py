@@ -18,8 +18,12 @@ import torch.distributed
 
 from piper.errors import RunFailedError
 from piper.runtime.handlers import compute, transfers
+from piper.runtime.ledger import Ledger
+from piper.runtime.step import StepState
 from piper.runtime.worker import Flight, Worker
-from tests.piper.runtime.test_ledger_equality import compiled_job, run
+from tests.piper.runtime.jobs import plan_of, train
+from tests.piper.runtime.named_runs import compiled_job
+from tests.piper.runtime.test_ledger_equality import run
 from tests.piper.runtime.toy import SEQ
 
 ROUNDS, PAUSE_S = 50, 0.01
@@ -101,7 +105,7 @@ def _audited(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_no_tensor_lives_outside_of_the_ledger(model: str, strategy: str) -> None:
     sizes = {"global_batch": 2} | ({"seq_len": SEQ} if "toy" in model else {})
-    run(compiled_job(strategy, model=model, **sizes))
+    run(compiled_job(model, strategy, **sizes))
 
 
 @pytest.mark.usefixtures("_audited")
@@ -109,4 +113,25 @@ def test_a_tensor_that_is_kept_in_secret_is_found(monkeypatch: pytest.MonkeyPatc
     secret: list[torch.Tensor] = []
     monkeypatch.setattr(compute, "finite", lambda loss, *_: secret.append(torch.ones(3, 5)) or float(loss))
     with pytest.raises(RunFailedError, match=r"alive and not in the ledger: \[\(3, 5\)\]"):
-        run(compiled_job("pp=1", global_batch=1))
+        run(compiled_job("tiny-llama", "pp=1", global_batch=1))
+
+
+def test_steps_like_those_before_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the fourth step on a ledger says what it knows, and autograd runs without hooks."""
+
+    def alone(*_: object) -> None:
+        raise AssertionError("counted")
+
+    plan = plan_of("pp=1")
+    counted = train(plan, steps=5, verify=False).ledgers[0].task_bytes
+    assert (counted == counted[0]).all()
+    original = Worker.run_step
+
+    def watched(self: Worker, number: int) -> StepState:
+        if number == 3:
+            monkeypatch.setattr(Ledger, "_add", alone)
+        return original(self, number)
+
+    monkeypatch.setattr(Worker, "run_step", watched)
+    again = train(plan, steps=5, verify=False).ledgers[0].task_bytes
+    assert (again == counted).all()
