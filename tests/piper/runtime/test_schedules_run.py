@@ -137,6 +137,10 @@ def test_halves_of_other_models_are_exact_too(model: str, strategy: str) -> None
     check(strategy, model=model, **({"global_batch": 4} if model == "tiny-moe" else {"seq_len": SEQ}))
 
 
+def test_the_pipeline_of_the_language_guide_runs_on_eight_ranks() -> None:
+    check("examples/strategies/interleaved_zero1.json", gpus=8, global_batch=16)
+
+
 PARTED = [
     ("pp=2", {}),
     ("pp=2,dp=2", {"crossing": True, "tied": True}),
