@@ -180,6 +180,7 @@ class StepState:
     _values: dict[Copy, tuple[Tensor, int]] = field(default_factory=dict)
     _gradients: dict[tuple[int, Value], list[tuple[Order, Tensor, int]]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+    _unread: set[tuple[int, Value]] = field(default_factory=set)
     _arrived: Condition = field(default_factory=Condition)
 
     @classmethod
@@ -246,8 +247,11 @@ class StepState:
 
     def keep_gathered(self, microbatch: int, value: Value, tensor: Tensor) -> None:
         """Keep what was gathered again until the last B that reads it."""
-        held = self.ledger.hold(tensor, MemoryClass.ACTIVATIONS)
         with self._arrived:
+            if (microbatch, value) in self._unread:  # B is over, and did without
+                self._unread.remove((microbatch, value))
+                return
+            held = self.ledger.hold(tensor, MemoryClass.ACTIVATIONS)
             self.gathered[microbatch, value] = (tensor, held)
             self._arrived.notify_all()
 
@@ -278,8 +282,11 @@ class StepState:
         """Let go what was gathered again."""
         for value in values:
             with self._arrived:
-                _, held = self.gathered.pop((microbatch, value))
-            self.ledger.release(held)
+                found = self.gathered.pop((microbatch, value), None)
+                if found is None:
+                    self._unread.add((microbatch, value))
+                else:
+                    self.ledger.release(found[1])
 
     def keep_part(self, use: tuple[int, int, str], part: Tensor) -> None:
         """Keep what (stage, microbatch, parameter) has of its gradient until the other parts are there."""

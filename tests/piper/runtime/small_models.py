@@ -36,6 +36,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                 "rope_theta": 1e4, "head_dim": 8, "sliding_window": 8, "attention_bias": True,
                 "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 7.0,
                 "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},
+    "llama with adapters": {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+                            "rope_theta": 1e4, "tie_word_embeddings": False, **_SIZES,
+                            "adapter_config": {"peft_type": "LORA", "r": 4, "lora_alpha": 8,
+                                               "lora_dropout": 0.1, "target_modules": "all-linear"}},
     "phi3": {"model_type": "phi3", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e4,
              "sliding_window": None, "tie_word_embeddings": False, "original_max_position_embeddings": 32,
              **_SIZES},
@@ -46,6 +50,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def small_model(family: str, folder: Path) -> str:
     """Write the config of a family and return its path."""
-    file = folder / f"{family}.json"
+    file = folder / f"{family.replace(' ', '_')}.json"
     file.write_text(json.dumps(CONFIGS[family]))
     return str(file)
