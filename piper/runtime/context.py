@@ -33,7 +33,8 @@ from simulator.plan import NONE, Plan, Task, TaskKind
 class RankContext:
     """A rank's plan, code, state and ways to reach the others.
 
-    `halves`: (first segment, microbatch size) -> what BI does and what waits [Note: rehearsal].
+    `halves`: (first segment, microbatch size, whether hooks watch what autograd saves) -> what BI does and
+    what waits [Note: rehearsal].
     """
 
     rank: int
@@ -46,7 +47,7 @@ class RankContext:
     reducer: Reducer
     ledger: Ledger
     places: Places
-    halves: dict[tuple[int, int], Halves] = field(default_factory=dict)
+    halves: dict[tuple[int, int, bool], Halves] = field(default_factory=dict)
 
     def micro_batch(self, microbatch: int) -> int:
         """Return the samples of a microbatch."""

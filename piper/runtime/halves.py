@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -51,13 +52,19 @@ class Operator:
     Args:
         function: of ATen.
         late: whether it waits for BW.
-        results: late: a `Layout` in place of each tensor that it returns, or the `Argument` that it is.
+        results: late: a `LateTensor` in place of each tensor that it returns, or the `Argument` that it is.
+        anew: late: whether some result is an argument, or a view: then each microbatch gets others, else all
+            have the same stand-ins.
     """
 
     function: Callable[..., Any]
     late: bool
-    results: Any
+    results: Any = None
+    anew: bool = False
 
+
+_NOTHING = Operator(function=tuple, late=False)
+"""Behind the last operator."""
 
 Halves = tuple[Operator, ...]
 """All operators of one backward, in order."""
@@ -66,6 +73,7 @@ Halves = tuple[Operator, ...]
 class LateTensor(Tensor):
     """Stands for a tensor that BW will make: a layout and a number, no memory."""
 
+    planned: Layout
     number: int
 
     @classmethod
@@ -74,7 +82,7 @@ class LateTensor(Tensor):
         found: LateTensor = torch.Tensor._make_wrapper_subclass(
             cls, layout.shape, strides=layout.strides, dtype=layout.dtype, device=layout.device
         )
-        found.number = number
+        found.planned, found.number = layout, number
         return found
 
     @classmethod
@@ -92,7 +100,7 @@ class _Call(NamedTuple):
     args: Sequence[Any]
     kwargs: dict[str, Any]
     results: Any
-    held: tuple[int, ...]
+    held: Sequence[int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +195,6 @@ class Deferring(TorchDispatchMode):
         self._halves = halves
         self._work = work
         self._at = 0
-        self._made = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -198,15 +205,15 @@ class Deferring(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run or keep one operator."""
-        check_invariant(self._at < len(self._halves), f"{func} was not in the rehearsal")
-        operator = self._halves[self._at]
-        check_invariant(operator.function is func, f"{func} where the rehearsal had {operator.function}")
+        operator = self._halves[self._at] if self._at < len(self._halves) else _NOTHING
+        if operator.function is not func:
+            check_invariant(False, f"{func} where the rehearsal had {operator.function}")
         self._at += 1
         if not operator.late:
-            return func(*args, **(kwargs or {}))
-        results = self._stand_ins(operator.results, args)
-        given = [t for t in tensors_in((args, kwargs or {})) if not isinstance(t, LateTensor)]
-        held = tuple(self._work.ledger.hold(tensor, MemoryClass.ACTIVATIONS) for tensor in given)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        results = _anew(operator.results, args) if operator.anew else operator.results
+        hold = self._work.ledger.hold
+        held = [hold(tensor, MemoryClass.ACTIVATIONS) for tensor in _given(args, kwargs)]
         self._work.calls.append(_Call(func, args, kwargs or {}, results, held))
         return results
 
@@ -214,15 +221,26 @@ class Deferring(TorchDispatchMode):
         """Raise InternalError if the backward had fewer operators than its rehearsal."""
         check_invariant(self._at == len(self._halves), "a backward is shorter than its rehearsal")
 
-    def _stand_ins(self, results: Any, args: Sequence[Any]) -> Any:
-        if isinstance(results, Layout):
-            self._made += 1
-            return LateTensor.standing_for(results, self._made)
-        if results is None:
-            return None
-        if isinstance(results, Argument):
-            return args[results.position]
-        return type(results)(self._stand_ins(item, args) for item in results)
+
+def _given(args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[Tensor]:
+    """Return the arguments that are tensors already; arguments of ATen are flat, but for lists."""
+    found: list[Tensor] = []
+    for given in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(given, Tensor):
+            if type(given) is not LateTensor:
+                found.append(given)
+        elif isinstance(given, list | tuple):
+            found += [t for t in given if isinstance(t, Tensor) and type(t) is not LateTensor]
+    return found
+
+
+def _anew(results: Any, args: Sequence[Any]) -> Any:
+    """Return stand-ins of this call; autograd makes a view of what a view operator returns, once."""
+    if isinstance(results, LateTensor):
+        return LateTensor.standing_for(results.planned, results.number)
+    if isinstance(results, Argument):
+        return args[results.position]
+    return None if results is None else type(results)(_anew(item, args) for item in results)
 
 
 @dataclass(slots=True)
@@ -234,6 +252,12 @@ class _Seen:
     writes: frozenset[int]
     changes: frozenset[int]
     results: Any
+
+    @property
+    def is_view(self) -> bool:
+        """Return whether it gives back a view, and computes nothing."""
+        schema = self.function._schema  # type: ignore[attr-defined]
+        return not schema.is_mutable and any(made.alias_info is not None for made in schema.returns)
 
 
 class Rehearsal(TorchDispatchMode):
@@ -260,9 +284,12 @@ class Rehearsal(TorchDispatchMode):
 
     def halves(self) -> Halves:
         """Return what was seen, cut in two [Note: split backward]."""
-        late = self._late(forced={i for i, seen in enumerate(self._seen) if seen.results is None})
+        numbers = count()
+        late = self._without_views(
+            self._late(forced={i for i, seen in enumerate(self._seen) if seen.results is None})
+        )
         return tuple(
-            Operator(function=seen.function, late=i in late, results=seen.results if i in late else None)
+            _waiting(seen, numbers) if i in late else Operator(function=seen.function, late=False)
             for i, seen in enumerate(self._seen)
         )
 
@@ -306,12 +333,38 @@ class Rehearsal(TorchDispatchMode):
                 overtaken.add(i)  # it would read what BI has changed since
         return self._late(forced=forced | overtaken) if overtaken else late
 
+    def _without_views(self, late: set[int]) -> set[int]:
+        """Return what waits, less the views of what is there: they cost less than to wait."""
+        found: set[int] = set()
+        made: set[int] = set()
+        for i in sorted(late):
+            seen = self._seen[i]
+            if not seen.is_view or not made.isdisjoint(seen.reads):
+                found.add(i)
+                made |= seen.writes
+        return found
+
     def _storage(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
         address = int(storage._cdata)
         if address not in self._known:
             self._known[address] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return address
+
+
+def _waiting(seen: _Seen, numbers: Iterator[int]) -> Operator:
+    """Return an operator that waits, with stand-ins for its results."""
+
+    def stand_in(layout: Any) -> Any:
+        if isinstance(layout, Layout):
+            return LateTensor.standing_for(layout, next(numbers))
+        if layout is None or isinstance(layout, Argument):
+            return layout
+        return type(layout)(stand_in(item) for item in layout)
+
+    results = stand_in(seen.results)
+    anew = seen.is_view or bool(seen.changes)
+    return Operator(function=seen.function, late=True, results=results, anew=anew)
 
 
 def _only_tensors(result: Any) -> bool:

@@ -119,11 +119,13 @@ class OpenGraph:
         outputs: results that need one.
         held: ledger keys of the leaves, which live until their gradient is there.
         keeping: what autograd keeps, where some of it goes away meanwhile.
+        watched: whether hooks watch what autograd keeps.
     """
 
     inputs: dict[Value, Entry]
     outputs: dict[Value, OpenEnd]
     held: tuple[int, ...]
+    watched: bool
     keeping: Keeping | None = None
 
 

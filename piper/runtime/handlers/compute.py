@@ -106,7 +106,8 @@ def _backward_inputs(place: Place, island: Island) -> None:
     found: list[Tensor | None] = [None] * len(wanted)
     if wanted and seeds:
         edges = [end.edge for end in graph.outputs.values()]
-        with Deferring(context.halves[island.first, context.micro_batch(microbatch)], work) as deferring:
+        halves = context.halves[island.first, context.micro_batch(microbatch), graph.watched]
+        with Deferring(halves, work) as deferring:
             found = list(torch.autograd.grad(edges, wanted, seeds, allow_unused=True))
         deferring.check_complete()
     work.keep(dict(zip(parameters, found[len(graph.inputs) :], strict=True)))
@@ -186,10 +187,8 @@ def _run_with_graph(
     held = []
     away = island.remade or (island.stage, place.microbatch, island.first) in routes.on_host
     keeping = Keeping(ledger=ledger, elsewhere=elsewhere, remade=island.remade) if away else None
-    # What BI does was rehearsed with hooks [Note: rehearsal]; without any, autograd is a tenth faster.
-    needed = away or deferred or place.context.halves or place.context.state.fetched
-    watched = ledger.saved(elsewhere) if needed or ledger.is_counting else nullcontext()
-    with torch.enable_grad(), watched:
+    watched = bool(away or deferred or place.context.state.fetched or ledger.is_counting)
+    with torch.enable_grad(), ledger.saved(elsewhere) if watched else nullcontext():
         inputs = {
             value[:2]: entries[value].enter(tensor) if value in entries else tensor
             for value, (tensor, _) in _pairs(names, taken)
@@ -206,6 +205,7 @@ def _run_with_graph(
         outputs={value: _open_end(out) for value, out in outputs.items() if out.requires_grad},
         held=tuple(held),
         keeping=keeping,
+        watched=watched,
     )
     return outputs
 

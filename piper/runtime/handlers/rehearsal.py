@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -18,24 +20,29 @@ from piper.runtime.step import StepState
 from simulator.plan import TaskKind
 
 
-def rehearse(context: RankContext) -> dict[tuple[int, int], Halves]:
-    """Return (first segment, microbatch size) -> the halves of every backward that the plan splits."""
-    found: dict[tuple[int, int], Halves] = {}
+def rehearse(context: RankContext) -> dict[tuple[int, int, bool], Halves]:
+    """Return the halves of every backward that the plan splits; keys as in `RankContext`."""
+    found: dict[tuple[int, int, bool], Halves] = {}
     batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
-    step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger(), pool=Pool())
-    step.alone = True
     for task in context.routes.tasks:
         for island in context.routes.islands_back(task) if task.kind is TaskKind.BI else ():
             key = (island.first, context.micro_batch(task.microbatch))
-            if key in found:
+            if (*key, True) in found:
                 continue
-            with context.state.imagined(island.parameters):
-                found[key] = _halves(Place(context, step, task.microbatch), island)
+            for watched in (True, False):
+                step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger(), pool=Pool())
+                step.alone = True
+                with context.state.imagined(island.parameters):
+                    place = Place(context, step, task.microbatch)
+                    found[*key, watched] = _halves(place, island, watched=watched)
     return found
 
 
-def _halves(place: Place, island: Island) -> Halves:
-    """Run an island forward and backward, on tensors of which only the shapes matter."""
+def _halves(place: Place, island: Island, *, watched: bool) -> Halves:
+    """Run an island forward and backward, on tensors of which only the shapes matter.
+
+    `watched`: with hooks on what autograd saves, from which it takes some tensors by a further operator.
+    """
     context, rehearsal = place.context, Rehearsal()
 
     def watch(tensor: Tensor) -> None:
@@ -44,7 +51,8 @@ def _halves(place: Place, island: Island) -> Halves:
 
     leaves = {value[:2]: _leaf(place, island, value) for value in island.inputs}
     _give_all_rows_to_one_expert(place, island, leaves)
-    with torch.enable_grad(), place.step.ledger.saved(context.state.brought_parameters):
+    hooks = place.step.ledger.saved(context.state.brought_parameters) if watched else nullcontext()
+    with torch.enable_grad(), hooks:
         made = call_island(place, island, leaves, watch=watch)
     for rows in place.step.rows.get(place.microbatch, {}).values():
         rows.agree(rows.local.unsqueeze(0))

@@ -23,9 +23,9 @@ from simulator.plan.check import check_plan
 from tests.piper.runtime.jobs import plan_of, train
 
 STRATEGIES: dict[str, dict[str, object]] = {
-    "dp=2": {},
+    "dp=2,zero=3": {},
     "pp=3,schedule=gpipe": {"crossing": True},
-    "pp=2,dp=2,schedule=1f1b,zero=1": {"tied": True},
+    "pp=2,dp=2,schedule=1f1b,zero=2": {},
     "pp=2,vp=2,schedule=interleaved_1f1b": {},
     "pp=2,dp=2,schedule=zb_h1,zero=1": {"tied": True},
     "pp=3,schedule=zb_2p": {"frozen": 2},

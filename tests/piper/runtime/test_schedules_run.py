@@ -12,7 +12,7 @@ import pytest
 
 from piper.schedules import SCHEDULES
 from simulator.plan import TaskKind
-from tests.piper.runtime.jobs import parted_plan_of, train
+from tests.piper.runtime.jobs import parted_plan_of, plan_of, train
 from tests.piper.runtime.ledgers import differences
 from tests.piper.runtime.named_runs import BITWISE, compiled_job, require_equal, run_job
 from tests.piper.runtime.toy import SEQ
@@ -135,6 +135,16 @@ def test_an_embedding_and_a_head_that_share_their_weights_live_on_both_ends(tmp_
 )
 def test_halves_of_other_models_are_exact_too(model: str, strategy: str) -> None:
     check(strategy, model=model, **({"global_batch": 4} if model == "tiny-moe" else {"seq_len": SEQ}))
+
+
+@pytest.mark.parametrize(
+    "text", ["pp=2,schedule=zb_h1,recompute=full:1", "pp=2,dp=2,zero=3,schedule=dualpipe_v"]
+)
+def test_steps_that_nobody_measures_any_more_change_no_bit(text: str) -> None:
+    """From the fourth step on autograd runs without hooks [Note: steps alike]."""
+    model = {"dropout": 0.1}
+    outcome = train(plan_of(text, clip=0.1, **model), model=model, steps=5)
+    require_equal(outcome)
 
 
 def test_the_pipeline_of_the_language_guide_runs_on_eight_ranks() -> None:
