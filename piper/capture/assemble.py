@@ -190,6 +190,7 @@ class Costs:
     ) -> dict[str, Any]:
         split = self._split(original)
         kept, saved, late = tuple(original.grads_out), saved_inside(original, own), split.reads
+        early = {n for n in original.input_grads.values() if n in split.made and n in late}
         saved_late = {storage: nbytes for storage, nbytes in saved.items() if storage in late}
         rest = rest_of_inputs(original)
         rest_late = sum(nbytes for storage, nbytes in rest.items() if storage in late)
@@ -205,7 +206,12 @@ class Costs:
             "saved_for_weights_bytes": sum(saved_late.values()) + rest_late,
             "saved_by_kind": _saved_by_kind(original, saved, saved_late),
             "saved_tensors": saved_tensors(original, own, late, where=self._where),
-            "gradients_for_weights_bytes": sum(split.made.values()),
+            "gradients_for_weights_bytes": sum(
+                size for storage, size in split.made.items() if storage not in early
+            ),
+            "input_gradients_for_weights": tuple(
+                original.input_grads.get(value) in early for value in original.inputs
+            ),
             "inputs_saved": kept_inputs(original, original.saved),
             "outputs_saved": kept_outputs(own, original.saved),
             "inputs_saved_for_weights": kept_inputs(original, original.saved.keys() & late),
@@ -233,6 +239,8 @@ class Costs:
         storage = original.output_grads.get(output)
         if storage is None or storage not in self._split(original).reads:
             return None
+        if storage in original.backward.allocated:
+            return None  # a sum that the segment makes itself: it is among its gradients for weights
         return (record.block if isinstance(record, ReplayRecord) else -1), storage
 
     def _split(self, record: SegmentRecord) -> SplitBackward:

@@ -24,9 +24,12 @@ def backward_of(
         root: Tensor = _Root.apply(recorder, *roots)  # type: ignore[no-untyped-call]
     recorder.begin_backward()
     grads = torch.autograd.grad(root, [*takes, *parameters], allow_unused=True)
-    for grad in grads[: len(takes)]:
+    for tensor, grad in zip(takes, grads[: len(takes)], strict=True):
         if grad is not None:
             recorder.pass_gradient(grad, None)
+            value = recorder.book.value_of(tensor)
+            if value is not None:
+                recorder.give_gradient(value, grad)
     users = recorder.users_of_parameters()
     for parameter, grad in zip(parameters, grads[len(takes) :], strict=True):
         name = recorder.parameters[address_of(parameter)]

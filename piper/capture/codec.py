@@ -14,7 +14,7 @@ from cost_models.ops import Operation, OpKind, merge_equal
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost, SavedTensor
 from simulator.plan import LayerFacts, ModelFacts, Parameter, TensorSpec
 
-FORMAT = 8
+FORMAT = 9
 
 PASSES = ("forward", "forward_no_grad", "backward", "backward_inputs", "backward_weights")
 """Passes of a segment; a body starts with their numbers."""
@@ -27,6 +27,7 @@ _FLAGS = (
     "inputs_saved_for_weights",
     "outputs_saved_for_weights",
     "output_gradients_for_weights",
+    "input_gradients_for_weights",
 )
 """Fields of a segment that equal segments share."""
 

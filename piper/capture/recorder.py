@@ -211,8 +211,16 @@ class Recorder(TorchDispatchMode):
 
         def note(gradient: Tensor) -> None:
             record.output_grads.setdefault(value, self.book.storage_of(gradient).number)
+            self.give_gradient(value, gradient)
 
         tensor.register_hook(note)  # type: ignore[no-untyped-call]
+
+    def give_gradient(self, value: Value, gradient: Tensor) -> None:
+        """Note that the gradient of a value is complete; it is its maker's gradient of an input."""
+        number = self.book.storage_of(gradient).number
+        maker = self.segments[self._grad_maker[number]] if number in self._grad_maker else None
+        if isinstance(maker, SegmentRecord) and value in maker.inputs:
+            maker.input_grads.setdefault(value, number)
 
     def keep_parameter_gradient(self, number: int) -> None:
         """Note that a storage is the gradient of a parameter, or a part of it."""

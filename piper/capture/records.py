@@ -141,6 +141,7 @@ class SegmentRecord:
         keepers: for each of them, why.
         grads_out: storages of gradients that earlier segments take.
         output_grads: storages of the gradients of its outputs, summed over all who take them.
+        input_grads: storages of the gradients of inputs that it makes, or completes.
         parameter_grads: storages of gradients of parameters that it makes.
     """
 
@@ -154,6 +155,7 @@ class SegmentRecord:
     keepers: dict[int, Keeper] = field(default_factory=dict)
     grads_out: dict[int, None] = field(default_factory=dict)
     output_grads: dict[Value, int] = field(default_factory=dict)
+    input_grads: dict[Value, int] = field(default_factory=dict)
     parameter_grads: set[int] = field(default_factory=set)
 
 

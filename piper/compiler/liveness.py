@@ -128,15 +128,17 @@ class Liveness:
             if target.kind in BACKWARD:
                 for value in gradient_values(self.local, node, target):
                     tasks = [place, *self._readers.late_tasks(value, target=target)]
+                    tasks += self._readers.late_takers(value, node)
                     self._add(position, tasks, self.local.value_bytes(value), what=flowing)
             elif target.is_exchange:
-                taken = self._taken(node, target.values)
-                size = sum(self.local.exchange_bytes(target, value)[0] for value in taken)
-                self._add(position, [place], size, what=flowing)
+                for value in self._taken(node, target.values):
+                    tasks = [place, *self._readers.late_takers(value, node)]
+                    size = self.local.exchange_bytes(target, value)[0]
+                    self._add(position, tasks, size, what=flowing)
             elif target.kind is TaskKind.SEND_B:
-                crossing = self.graph.crossings[target.edge].grad_values
-                size = self.local.outside_values_bytes(self._taken(node, crossing))
-                self._add(position, [place], size, what=leaving)
+                for value in self._taken(node, self.graph.crossings[target.edge].grad_values):
+                    tasks = [place, *self._readers.late_takers(value, node)]
+                    self._add(position, tasks, self.local.outside_bytes(value), what=leaving)
 
     def _gradients_for_weights(self, position: int, node: Node) -> None:
         """Add what BI leaves to BW of the gradients that it makes or sums up."""
@@ -148,9 +150,11 @@ class Liveness:
             numbers = self.local.segment(segment).shared_gradients
             for output in range(len(self.local.segment(segment).outputs)):
                 value = (segment, output)
-                one = (numbers[output] if numbers else NONE, *tasks)
-                if self._readers.is_summed_for_weights(value, node) and one not in shared:
-                    self._add(position, tasks, self.local.value_bytes(value), what=kept)
+                late = self._readers.late_takers(value, node)
+                late += tasks if self._readers.is_summed_for_weights(value, node) else []
+                one = (numbers[output] if numbers else NONE, *late)
+                if late and one not in shared:
+                    self._add(position, late, self.local.value_bytes(value), what=kept)
                     shared |= {one} if one[0] != NONE else set()
 
     def _exchange(self, position: int, node: Node) -> None:

@@ -206,6 +206,15 @@ class Readers:
             return []
         return self.weight_tasks(value[0])
 
+    def late_takers(self, value: Value, node: Node) -> list[int]:
+        """Return the BW that read the gradient of an input as the BI `node` made it."""
+        found: list[int] = []
+        for consumer, at in self.local.consumers.get(value, ()):
+            late = self.local.segment(consumer).input_gradients_for_weights
+            if node.kind is TaskKind.BI and consumer in span(node) and late and late[at]:
+                found += self.weight_tasks(consumer)
+        return found
+
     def is_summed_for_weights(self, value: Value, node: Node) -> bool:
         """Return whether a BI makes, or sums up, the whole gradient of an output that BW reads."""
         return self._is_late(value, node) and self._gradient_parts(value, node) != 1

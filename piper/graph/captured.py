@@ -98,6 +98,8 @@ class CapturedSegment:
             those inside (no border) sum to `saved_bytes`.
         inputs_saved_for_weights, outputs_saved_for_weights: as above, but only what BW reads.
         output_gradients_for_weights: for each output, whether BW reads its gradient.
+        input_gradients_for_weights: for each input, whether BW reads the gradient that BI makes of it (which
+            is not in `gradients_for_weights_bytes`).
         shared_gradients: for each output, -1, or the number of a tensor that is also the gradient of other
             outputs that BW reads; empty: no output shares its gradient.
         tensor_layout: for each parameter used inside a TP or EP region, the dimension that is cut (for
@@ -127,6 +129,7 @@ class CapturedSegment:
     inputs_saved_for_weights: tuple[bool, ...] = ()
     outputs_saved_for_weights: tuple[bool, ...] = ()
     output_gradients_for_weights: tuple[bool, ...] = ()
+    input_gradients_for_weights: tuple[bool, ...] = ()
     shared_gradients: tuple[int, ...] = ()
     tensor_layout: tuple[tuple[str, int], ...] = ()
     tensor_refused: tuple[str, ...] = ()

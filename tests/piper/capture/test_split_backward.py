@@ -194,6 +194,32 @@ def test_outputs_that_are_summed_share_the_gradient_that_waits():
     assert all(segment.shared_gradients == () for segment in (embed, *rest))
 
 
+class Shifted(modules.Chain):
+    """A parameter is added to what another layer made: its gradient and that layer's is one tensor."""
+
+    def __init__(self):
+        super().__init__(blocks=1)
+        self.shift = nn.Parameter(torch.zeros(modules.HIDDEN))
+
+    def forward(self, tokens, labels):
+        with annotate("PP"):
+            x = self.embed(tokens)
+        with annotate("PP"):
+            x = self.blocks[0](x)
+        with annotate("PP"):
+            x = x + self.shift
+            x = x + torch.tanh(x)
+        return self.loss(x, labels)
+
+
+def test_a_gradient_that_goes_on_and_waits_as_well_is_one_tensor():
+    _, block, shifted, *_ = capture(Shifted(), **SIZES).segments
+    assert shifted.input_gradients_for_weights == (True,)
+    assert shifted.gradients_for_weights_bytes == 0
+    assert block.output_gradients_for_weights == (True,)
+    assert block.input_gradients_for_weights == (False,)
+
+
 def test_the_gradient_of_a_parameter_that_the_first_half_makes_waits_for_the_second():
     norm = capture(Normed(), **SIZES).segments[1]
     assert norm.gradients_for_weights_bytes == 2 * modules.HIDDEN * 4  # weight and bias

@@ -19,6 +19,7 @@ from piper.cli import main
 from piper.models.find import from_config
 from piper.predict import Job, predict
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
+from piper.runtime.here import Here
 from piper.runtime.program import build_program, check_program
 from piper.runtime.sources import build
 from piper.strategy import load_strategy
@@ -214,7 +215,7 @@ def test_segments_give_the_modules_loss_and_gradients_bit_by_bit(name: str) -> N
         arguments: list[Any] = [tensors[value] for value in code.inputs]
         arguments += [own[name] for name in code.parameters]
         arguments += [program.buffers[name] for name in code.buffers]
-        arguments += [keys] if code.keyed else []
+        arguments += [Here(keys=keys)] if code.keyed else []
         tensors |= {(number, i): made for i, made in enumerate(code.run(*arguments))}
     assert torch.equal(tensors[last, 0], expected)
     ours = torch.autograd.grad(tensors[last, 0], [*own.values()])

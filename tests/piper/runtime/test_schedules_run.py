@@ -15,6 +15,7 @@ from simulator.plan import TaskKind
 from tests.piper.runtime.jobs import parted_plan_of, plan_of, train
 from tests.piper.runtime.ledgers import differences
 from tests.piper.runtime.named_runs import BITWISE, compiled_job, require_equal, run_job
+from tests.piper.runtime.small_models import small_model
 from tests.piper.runtime.toy import SEQ
 
 NAMED = {
@@ -130,7 +131,7 @@ def test_an_embedding_and_a_head_that_share_their_weights_live_on_both_ends(tmp_
         ("tiny-moe", "pp=2,schedule=zb_h1"),
         ("tests.piper.runtime.toy:plain_crossing", "pp=3,schedule=zb_h1"),
         ("tests.piper.runtime.toy:plain_crossing", "pp=2,schedule=zbv"),
-        ("tests.piper.runtime.toy:plain_frozen", "pp=2,schedule=dualpipe_v"),
+        ("tests.piper.runtime.toy:frozen", "pp=2,schedule=dualpipe_v"),
     ],
 )
 def test_halves_of_other_models_are_exact_too(model: str, strategy: str) -> None:
@@ -149,6 +150,12 @@ def test_steps_that_nobody_measures_any_more_change_no_bit(text: str) -> None:
 
 def test_the_pipeline_of_the_language_guide_runs_on_eight_ranks() -> None:
     check("examples/strategies/interleaved_zero1.json", gpus=8, global_batch=16)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "deepseek_v2", "llama with adapters", "falcon"])
+def test_halves_of_other_families_are_exact_too(family: str, tmp_path: Path) -> None:
+    """Parameters are added to what passes on, outputs read where they are made, layers stand in parallel."""
+    check("pp=2,schedule=zb_h1", model=small_model(family, tmp_path), global_batch=4)
 
 
 PARTED = [

@@ -117,11 +117,6 @@ def plain_crossing() -> Toy:
     return Toy(crossing=True, tied=True, shifted=False)
 
 
-def plain_frozen() -> Toy:
-    """Return a `frozen` whose layers begin with their norms."""
-    return Toy(frozen=2, dropout=0.1, shifted=False)
-
-
 def dropped() -> Toy:
     """Return a toy with dropout whose attention cores are annotated, for capture."""
     return Toy(dropout=0.1, core=True, in_place=False)
