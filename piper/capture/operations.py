@@ -71,6 +71,14 @@ def operation_of(call: Call) -> Operation:
     )
 
 
+def kind_of(op: str, args: Sequence[Any], *, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> OpKind:
+    """Return the kind of one forward call of an aten operator, such as "mm"."""
+    call = Call(
+        name=f"aten.{op}", op=op, args=args, reads=reads, writes=writes, direction="fwd", where="runtime"
+    )
+    return COSTS.get(op, _elementwise)(call).kind
+
+
 def touched_bytes(tensor: Tensor) -> int:
     """Return the bytes of the distinct elements of a tensor (an expanded dimension counts once)."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)

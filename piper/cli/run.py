@@ -48,6 +48,13 @@ _THIS_MACHINE = "local-cpu"
 @click.option(
     "--timeout", type=PositiveNumber("600"), default=600.0, metavar="S", help="Longest silence of a rank."
 )
+@click.option(
+    "--padding",
+    type=float,
+    default=0.0,
+    metavar="P",
+    help="Share of the tokens, up to 0.5, that are padding; the loss leaves it out.",
+)
 @job_options
 @click.option("--trace", metavar="F.json[.gz]", help="Write what was measured as a Chrome trace.")
 @click.option("--out", metavar="DIR", help="Write result.json, timeline.npz and plan.json.gz there.")
@@ -63,7 +70,7 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
       piper run tiny-llama --local 4 --strategy pp=4,schedule=gpipe --trace run.json
       torchrun --nproc-per-node 4 -m piper run tiny-llama --strategy pp=2,dp=2 --steps 10
     """
-    settings = {name: given.pop(name) for name in ("steps", "seed", "verify", "reductions")}
+    settings = {name: given.pop(name) for name in ("steps", "seed", "verify", "reductions", "padding")}
     settings["timeout_s"] = given.pop("timeout")
     files = {name: given.pop(name) for name in ("trace", "out")}
     world_size = _world_size(given.pop("local"), given)

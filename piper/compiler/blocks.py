@@ -215,7 +215,8 @@ class BlockMaker:
                 if not any(s in waiting and s != uid for s in self._sources(n))
             ]
             check_invariant(bool(ready), f"exchanges wait for each other: {sorted(waiting)[:4]}")
-            for node in sorted(ready, key=lambda n: (n.edge, n.uid)):
+            # What is made again travels before the gradients that wait for it on the same stream.
+            for node in sorted(ready, key=lambda n: (n.edge, n.phase is not TaskKind.R, n.uid)):
                 del waiting[node.uid]
                 yield node
 

@@ -15,7 +15,7 @@ from piper.runtime.dropout import DropoutKeys
 from piper.runtime.groups import Groups
 from piper.runtime.halves import Halves
 from piper.runtime.here import Here
-from piper.runtime.init import replica_of, samples_of
+from piper.runtime.init import inputs_of, labels_of, replica_of, samples_of
 from piper.runtime.ledger import Ledger
 from piper.runtime.local_shapes import heads_dim, token_dim, turned
 from piper.runtime.pieces import Places
@@ -65,11 +65,9 @@ class RankContext:
         microbatch, segment = place
         samples = self.samples(microbatch)
         rows = step.batch[samples[0] : samples[-1] + 1]
-        wanted = rows[:, :-1] if number == 0 else rows[:, 1:]
+        wanted = inputs_of(rows) if number == 0 else labels_of(rows)
         tokens = self.places.tokens(segment)
-        if tokens is not None:
-            return wanted.index_select(1, torch.tensor(tokens))
-        return wanted.clone(memory_format=torch.contiguous_format)
+        return wanted if tokens is None else wanted.index_select(1, torch.tensor(tokens))
 
     def here(self, step: StepState, place: tuple[int, int], *, again: bool = False) -> Here:
         """Return what the code of a segment knows of its rank and microbatch.

@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.errors import check_invariant
-from piper.runtime.ledger import Ledger
+from piper.runtime.ledger import Elsewhere, Ledger, nowhere
 from piper.runtime.trace import replace_leaves, tensors_in
 from simulator.plan import MemoryClass
 
@@ -112,12 +112,19 @@ class LateWork:
         calls: in the order of B.
         gradients: parameter -> its gradient: made already, a stand-in, or None.
         held: ledger keys of gradients that are there already.
+        elsewhere: as in `Ledger.saved`: what lies there is gone when BW comes, so its calls get copies.
     """
 
     ledger: Ledger
+    elsewhere: Elsewhere = nowhere
     calls: list[_Call] = field(default_factory=list)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     held: list[int] = field(default_factory=list)
+
+    def own(self, leaf: Any) -> Any:
+        """Return an argument that lasts until BW."""
+        lies = isinstance(leaf, Tensor) and not isinstance(leaf, LateTensor)
+        return leaf.clone() if lies and self.elsewhere(leaf) is not None else leaf
 
     def keep(self, gradients: dict[str, Tensor | None]) -> None:
         """Take the gradients of parameters as BI ends."""
@@ -211,6 +218,8 @@ class Deferring(TorchDispatchMode):
         self._at += 1
         if not operator.late:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if self._work.elsewhere is not nowhere:
+            args, kwargs = replace_leaves((args, kwargs), self._work.own)
         results = _anew(operator.results, args) if operator.anew else operator.results
         hold = self._work.ledger.hold
         held = [hold(tensor, MemoryClass.ACTIVATIONS) for tensor in _given(args, kwargs)]

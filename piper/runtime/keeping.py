@@ -2,20 +2,26 @@
 
 [Note: what goes away]
 Tensors at the borders of segments stay; of the others, those of segments that an R makes again go with the
-end of the segment, those that the host keeps go with OFFLOAD. The graph stays: what went comes back to
-where autograd will look for it, from an R that runs the same segment on the same inputs, or from the host.
+end of the segment (all, or results of some kinds of operations), those that the host keeps go with OFFLOAD.
+The graph stays: what went comes back to where autograd will look for it, from an R that runs the whole
+segment on the same inputs, or from the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cost_models.errors import check_invariant
+from piper.capture.operations import kind_of
 from piper.runtime.ledger import Elsewhere, Ledger, Saved
+from piper.runtime.trace import tensors_in
 
 Run = Callable[..., tuple[Tensor, ...]]
 """A segment's code."""
@@ -30,7 +36,7 @@ class Keeping:
     Args:
         ledger: counts it.
         elsewhere: as in `Ledger.saved`.
-        remade: segments whose insides are thrown away at once.
+        remade: segment -> the kinds of operations whose results are thrown away at once; None: all.
         saved: segment -> what autograd saved while it ran, in order.
         inside: segment -> those of them that are no tensors at its borders.
         inputs: remade segment -> the tensors that it took from others.
@@ -38,7 +44,7 @@ class Keeping:
 
     ledger: Ledger
     elsewhere: Elsewhere
-    remade: frozenset[int]
+    remade: Mapping[int, frozenset[str] | None]
     saved: dict[int, list[Saved]] = field(default_factory=dict)
     inside: dict[int, list[Saved]] = field(default_factory=dict)
     inputs: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -47,7 +53,9 @@ class Keeping:
         """Run a segment and keep what its backward needs, unless that is made again."""
         inputs, others = given
         found: list[Saved] = []
-        with self.ledger.saved(self.elsewhere, found):
+        kinds = self.remade.get(number)
+        makers = _Makers()
+        with self.ledger.saved(self.elsewhere, found), makers if kinds else nullcontext():
             made = run(*inputs, *others)
         borders = {_address(tensor) for tensor in (*inputs, *others, *made) if isinstance(tensor, Tensor)}
         self.saved[number] = found
@@ -55,7 +63,8 @@ class Keeping:
         if number in self.remade:
             self.inputs[number] = tuple(_cut_off(tensor) for tensor in inputs)
             for saved in self.inside[number]:
-                saved.leave()
+                if kinds is None or makers.kinds.get(saved.address) in kinds:
+                    saved.leave()
         return made
 
     def run_again(self, number: int, run: Run, others: Sequence[object]) -> None:
@@ -78,6 +87,30 @@ class Keeping:
                 break
             taken += [saved for saved in self.inside[number] if not saved.is_away]
         return OnHost(taken)
+
+
+class _Makers(TorchDispatchMode):
+    """Notes what kind of operation made each tensor last, as capture does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: dict[int, str] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler (seconds) to switch it off for this mode."""
+        return False
+
+    def __torch_dispatch__(  # noqa: PLR0917  torch fixes the signature
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run and note one operator."""
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            reads, writes = list(tensors_in((args, kwargs or {}))), list(tensors_in(result))
+            kind = kind_of(func.overloadpacket.__name__, args, reads=reads, writes=writes)
+            self.kinds |= dict.fromkeys(map(_address, writes), kind.value)
+        return result
 
 
 def _cut_off(tensor: Tensor) -> Tensor:

@@ -119,7 +119,8 @@ class KnownReferences:
         self, plan: Plan, source: Source, *, program: Program, settings: RunSettings
     ) -> tuple[KnownStep, ...]:
         """Return all steps of a run's references, computed unless they are known."""
-        key = (_source_key(source), _digest(plan, program), settings.steps, settings.seed, settings.optimizer)
+        wanted = (settings.steps, settings.seed, settings.optimizer, settings.padding)
+        key = (_source_key(source), _digest(plan, program), wanted)
         if key not in self._steps:
             self._steps[key] = _computed(plan, source, program=program, settings=settings)
             if len(self._steps) > self.most:
@@ -135,7 +136,7 @@ def _computed(
     found: list[KnownStep] = []
     start = same.start()
     for number in range(settings.steps):
-        batch = batch_of_step(plan, seed=settings.seed, step=number)
+        batch = batch_of_step(plan, seed=settings.seed, step=number, padding=settings.padding)
         expected = same.step(number, batch).copied()
         loss, gradients = whole.gradients(number, batch, start)
         trajectory = whole.trajectory(number, batch)

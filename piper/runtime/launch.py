@@ -50,6 +50,7 @@ def run_local(
     optimizer: OptimizerSettings | None = None,
     program: Program | None = None,
     references: KnownReferences | None = None,
+    padding: float = 0.0,
     delays: Delays | None = None,
 ) -> RunOutcome:
     """Train `steps` steps of `plan` with `num_ranks` processes on this machine's CPUs.
@@ -65,7 +66,8 @@ def run_local(
         timeout_s: a rank that is silent for so long ends the job.
         optimizer: default: the plan's optimizer with the defaults of `torch.optim`.
         program: the traced model, if at hand.
-        references: keeps those of verified runs with ordered reductions from one call to the next.
+        references: keeps those of verified runs that are equal bit for bit from one call to the next.
+        padding: share of the tokens that are padding, which no loss counts.
         delays: start every task late, each stream in a thread of its own (to find missing waits).
 
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
@@ -75,7 +77,7 @@ def run_local(
     _require_world_size(plan, num_ranks, field="--local")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
-    settings = replace(settings, delays=delays)
+    settings = replace(settings, delays=delays, padding=padding)
     _prepare_torch()
     from piper.runtime.program import check_program, local_program, program_of_plan
     from piper.runtime.rank import RankJob
@@ -86,7 +88,8 @@ def run_local(
         check_program(program, plan)
         program = local_program(program, source, plan)
     job = partial(RankJob, plan=plan, source=source, program=program, settings=settings)
-    if references is not None and verify and settings.reductions == "ordered":
+    exact = settings.reductions == "ordered" and not plan.cuts.regions
+    if references is not None and verify and exact:
         job = partial(job, known=references.of(plan, source, program=program, settings=settings))
     outcome: RunOutcome = _fork_and_watch(plan, job, timeout_s=settings.timeout_s)
     return outcome
@@ -102,6 +105,7 @@ def run_rank(
     reductions: str | None = None,
     timeout_s: float = 600.0,
     optimizer: OptimizerSettings | None = None,
+    padding: float = 0.0,
 ) -> RunOutcome | None:
     """Be the rank that `torchrun` says in RANK, WORLD_SIZE and MASTER_ADDR; arguments as in `run_local`.
 
@@ -113,6 +117,7 @@ def run_rank(
     _require_world_size(plan, world_size, field="WORLD_SIZE")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
+    settings = replace(settings, padding=padding)
     _prepare_torch()
     import torch.distributed as dist
 

@@ -31,7 +31,7 @@ from simulator.plan import MemoryClass
 Elsewhere = Callable[[Tensor], Callable[[], Tensor] | None]
 
 
-def _nowhere(_tensor: Tensor) -> None:
+def nowhere(_tensor: Tensor) -> None:
     """Say of every tensor that it must be kept."""
 
 
@@ -126,7 +126,7 @@ class Ledger:
                 self.log.append((perf_counter_ns(), totals))
 
     @contextmanager
-    def saved(self, elsewhere: Elsewhere = _nowhere, found: list[Saved] | None = None) -> Iterator[None]:
+    def saved(self, elsewhere: Elsewhere = nowhere, found: list[Saved] | None = None) -> Iterator[None]:
         """Hold what autograd saves inside the block (parameters are held already and cost nothing more).
 
         Args:

@@ -56,10 +56,12 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
-    """What a rank contributes to the outcome: losses and norms per step, times and memory."""
+    """What a rank contributes to the outcome: losses, counted tokens and norms per step, times and memory."""
 
     losses: list[dict[int, float]]
+    tokens: list[int]
     grad_norms: list[float | None]
+    reached: frozenset[str]
     record: RankRecord
     ledger: RankLedger
 
@@ -85,7 +87,9 @@ def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
     report(Phase.MEETING)
     mine = _Gathered(
         losses=[state.losses for state in states],
+        tokens=[state.tokens for state in states],
         grad_norms=[state.grad_norm for state in states],
+        reached=frozenset(context.state.reached),
         record=rank_record(
             worker.recorder,
             rank=job.rank,
@@ -225,7 +229,7 @@ def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None) -
     times = step_times_s(records)
     steps = [
         StepFigures(
-            loss=sum(sum(one.losses[i].values()) for one in gathered) / plan.training.tokens_per_step,
+            loss=sum(sum(one.losses[i].values()) for one in gathered) / gathered[0].tokens[i],
             step_time_s=seconds,
             grad_norm=gathered[0].grad_norms[i],
         )
@@ -234,8 +238,14 @@ def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None) -
     verification = None if verifier is None else verifier.verification()
     peak = max(record.peak_memory_bytes for record in records)
     return RunOutcome(
-        result=run_result(plan, steps, peak_memory_bytes=peak, verification=verification),
+        result=run_result(plan, steps, peak_memory_bytes=peak, verification=verification)
+        | {"gradient_coverage": _coverage(plan, frozenset().union(*(one.reached for one in gathered)))},
         timeline=measured_timeline(plan, records),
         differing=() if verification is None else verification.differing,
         ledgers=tuple(one.ledger for one in gathered),
     )
+
+
+def _coverage(plan: Plan, reached: frozenset[str]) -> dict[str, int]:
+    """Return how many tensors are trained, and how many got a gradient in the first step."""
+    return {"trainable": sum(p.trainable for p in plan.parameters), "with_gradient": len(reached)}

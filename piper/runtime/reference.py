@@ -16,7 +16,14 @@ from piper.annotation import Trace, tracing
 from piper.capture.calling import loss_of
 from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places_of_tags
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
-from piper.runtime.init import initial_value, replica_of, samples_of
+from piper.runtime.init import (
+    counted_tokens,
+    initial_value,
+    inputs_of,
+    labels_of,
+    replica_of,
+    samples_of,
+)
 from piper.runtime.optimizer import ShardState, clip_scale, sum_of_squares
 from piper.runtime.pieces import index_of, piece_of
 from piper.runtime.program import Program
@@ -115,7 +122,7 @@ class SameTree:
             samples = samples_of(self.plan, replica=replica, microbatch=microbatch)
             loss = self._loss(number, batch, samples)
             losses[replica, microbatch] = float(loss.detach())
-            mean = loss / self.plan.training.tokens_per_step
+            mean = loss / counted_tokens(batch)
             found = torch.autograd.grad(mean, list(self.trained.values()), allow_unused=True)
             sums.add(microbatch, dict(zip(self.trained, found, strict=True)))
         sums.add_forgotten()
@@ -126,7 +133,7 @@ class SameTree:
         rows = batch[samples[0] : samples[-1] + 1]
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=samples)
         with tracing() as trace, KeyedDropout(keys), self._cut(trace):
-            loss: Tensor = loss_of(self.module, rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            loss: Tensor = loss_of(self.module, inputs_of(rows), labels_of(rows))
         return loss
 
     def _cut(self, trace: Trace) -> IslandCuts:
@@ -281,8 +288,8 @@ class WholeBatch:
         module.zero_grad()
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=range(len(batch)))
         with KeyedDropout(keys):
-            loss = loss_of(module, batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
-        loss = loss / self.plan.training.tokens_per_step
+            loss = loss_of(module, inputs_of(batch), labels_of(batch))
+        loss = loss / counted_tokens(batch)
         loss.backward()
         found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         return float(loss.detach()), found

@@ -159,6 +159,21 @@ class Routes:
         return next(island for island in islands if island.first <= segment <= island.last)
 
     @cached_property
+    def remade_kinds(self) -> dict[int, frozenset[str] | None]:
+        """Return segment of which some operations are made again -> their kinds; None: all of them.
+
+        All: where it is a core of attention on its own ([Note: core attention] of the compiler).
+        """
+        found: dict[int, frozenset[str] | None] = {}
+        for task in self.tasks:
+            if task.kind is TaskKind.R and task.work != NONE:
+                kinds = frozenset(o.kind.value for o in self.plan.works[task.work].operations)
+                for number in range(task.first_segment, task.last_segment + 1):
+                    core = "CP" in dict(self.plan.segments[number].tags)
+                    found[number] = None if core else kinds
+        return found
+
+    @cached_property
     def on_host(self) -> frozenset[tuple[int, int, int]]:
         """Return (stage, microbatch, first segment) of islands of which the host keeps something."""
         return frozenset(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from itertools import pairwise
 
-import numpy as np
-
 from piper.errors import JobError
-from simulator.plan import DevicePlan, Plan, Region, StateDtypes, TaskKind
+from simulator.plan import DevicePlan, Plan, Region, StateDtypes
 
 _OPTIMIZERS = ("adamw", "sgd")
 
@@ -24,7 +22,6 @@ def require_runnable(plan: Plan) -> None:
     if plan.training.optimizer not in _OPTIMIZERS:
         raise _refused(f"optimizer={plan.training.optimizer}", "use adamw or sgd")
     for device in plan.device_plans:
-        _check_recomputation(plan, device)
         _check_buckets(device)
 
 
@@ -91,25 +88,6 @@ def _check_experts(plan: Plan, region: Region) -> None:
             "give the annotated experts rows [tokens x top_k, hidden] sorted by expert, and the end of each "
             "expert's rows, [experts]",
         )
-
-
-def _check_recomputation(plan: Plan, device: DevicePlan) -> None:
-    """Refuse an R that makes some operations of a segment again: the runtime repeats whole segments."""
-    table = device.tasks
-    spans = np.stack([table.stage, table.microbatch, table.first_segment, table.last_segment], axis=1)
-    backward, again = (
-        set(map(tuple, spans[np.isin(table.kind, kinds)].tolist()))
-        for kinds in ((TaskKind.B, TaskKind.BI), (TaskKind.R,))
-    )
-    remade = {(*key[:2], i) for key in again for i in range(key[2], key[3] + 1)}
-    for key in backward:
-        covered = [i for i in range(key[2], key[3] + 1) if (*key[:2], i) in remade]
-        partly = len(covered) < key[3] - key[2] + 1
-        if partly and any("CP" not in dict(plan.segments[i].tags) for i in covered):
-            raise _refused(
-                "recompute=selective of operations within a segment",
-                "annotate the attention core with the tag CP, or use recompute=full or recompute=none",
-            )
 
 
 def _check_buckets(device: DevicePlan) -> None:

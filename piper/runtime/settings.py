@@ -8,6 +8,9 @@ from cost_models.errors import require_known, require_positive, require_positive
 from piper.errors import JobError
 from piper.runtime.delays import Delays
 
+_MOST_PADDING = 0.5
+"""Lengths are drawn between all and none of a sequence."""
+
 REDUCTIONS = ("native", "ordered")
 
 LEARNING_RATES = {"adamw": 1e-3, "sgd": 1e-2}
@@ -63,6 +66,7 @@ class RunSettings:
         reductions: "native": as the backend sums; "ordered": in rank order, bitwise equal to one process.
         timeout_s: how long a rank may be silent.
         optimizer: what UPDATE does.
+        padding: share of the tokens that are padding, 0 to 0.5, at the ends of sequences.
         delays: sleep before every task, each stream in a thread of its own (to find missing waits).
     """
 
@@ -72,6 +76,7 @@ class RunSettings:
     verify: bool = False
     reductions: str = "native"
     timeout_s: float = field(default=600.0)
+    padding: float = 0.0
     delays: Delays | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +86,14 @@ class RunSettings:
         require_positive(
             self.timeout_s, where="piper run", field="--timeout", fix="give seconds", error=JobError
         )
+        if not 0.0 <= self.padding <= _MOST_PADDING:
+            raise JobError(
+                where="piper run",
+                field="--padding",
+                value=self.padding,
+                rule=f"must be between 0 and {_MOST_PADDING}",
+                fix="give for example 0.2",
+            )
         require_known(self.reductions, REDUCTIONS, where="piper run", field="--reductions", error=JobError)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise JobError(

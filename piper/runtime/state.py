@@ -83,6 +83,7 @@ class RankState:
         shapes: of all parameters.
         shown: bucket -> the flat buffer that its leaves are views of, where it is not the bucket's own.
         run_sums: bucket -> where the running task adds gradients, where it is not the bucket's own.
+        reached: parameters with a gradient other than zero in the first step, as far as this rank sums it.
     """
 
     buckets: dict[int, FlatBucket]
@@ -92,6 +93,7 @@ class RankState:
     shapes: dict[str, tuple[int, ...]]
     shown: dict[int, Tensor] = field(default_factory=dict)
     run_sums: dict[int, Tensor] = field(default_factory=dict)
+    reached: set[str] = field(default_factory=set)
 
     @classmethod
     def new(cls, routes: Routes, *, rank: int, settings: RunSettings, ledger: Ledger) -> RankState:
@@ -122,6 +124,14 @@ class RankState:
         bucket = self.buckets[index]
         start, end = bucket.places[name]
         return self.run_sums.get(index, bucket.gradients)[start:end]
+
+    def note_reached(self, index: int) -> None:
+        """Note which parameters of a bucket have a gradient, in the shard that this rank updates."""
+        bucket, gradient = self.buckets[index], self.buckets[index].shard_gradient()
+        for name, (start, end) in bucket.places.items():
+            low, high = max(start, bucket.shard[0]), min(end, bucket.shard[1])
+            if low < high and part_of(gradient, has=bucket.shard, wanted=(low, high)).any():
+                self.reached.add(name)
 
     def show(self, index: int, flat: Tensor) -> None:
         """Let the leaves of a bucket be views of what was brought."""

@@ -17,6 +17,7 @@ from piper.errors import RunFailedError
 from piper.runtime.borders import Value
 from piper.runtime.halves import LateWork
 from piper.runtime.here import CutRows
+from piper.runtime.init import counted_tokens
 from piper.runtime.keeping import Keeping, OnHost
 from piper.runtime.ledger import Ledger
 from piper.runtime.pool import Pool
@@ -136,6 +137,7 @@ class StepState:
     Args:
         number: which step.
         batch: tokens of all replicas, [global_batch, seq_len + 1].
+        tokens: how many of them the loss counts.
         routes: of this pipeline rank.
         ledger: of this rank.
         reads_left: copy of a boundary tensor -> reads still to come; at 0 the tensor is let go.
@@ -158,6 +160,7 @@ class StepState:
 
     number: int
     batch: Tensor
+    tokens: int
     routes: Routes
     ledger: Ledger
     pool: Pool
@@ -191,6 +194,7 @@ class StepState:
         return cls(
             number=number,
             batch=batch,
+            tokens=counted_tokens(batch),
             routes=routes,
             ledger=ledger,
             pool=pool,

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper.runtime.context import RankContext
-from piper.runtime.init import batch_of_step
+from piper.runtime.init import batch_of_step, counted_tokens
 from piper.runtime.known import References
 from piper.runtime.outcome import Verification
 from piper.runtime.pieces import Piece, index_of, local_numel, piece_of
@@ -146,7 +146,8 @@ class Verifier:
 
     def compare(self, number: int, evidence: list[Evidence]) -> None:
         """Compare one step with both references."""
-        batch = batch_of_step(self.plan, seed=self.settings.seed, step=number)
+        settings = self.settings
+        batch = batch_of_step(self.plan, seed=settings.seed, step=number, padding=settings.padding)
         self._compare_same_tree(number, batch, evidence)
         self._compare_whole_batch(number, batch, evidence)
         self.start = self._parameters(evidence)
@@ -204,9 +205,7 @@ class Verifier:
         worst = self.whole_worst
         loss, gradients = self.references.whole_batch(number, batch, self.start)
         theirs = torch.tensor(loss, dtype=torch.float64)
-        ours = torch.tensor(
-            sum(self._losses(evidence).values()) / self.plan.training.tokens_per_step, dtype=torch.float64
-        )
+        ours = torch.tensor(sum(self._losses(evidence).values()) / counted_tokens(batch), dtype=torch.float64)
         worst.compare("loss", ours, theirs, scale=theirs, what=f"step {number} loss")
         found = self._gradients(evidence)
         for name, gradient in gradients.items():

@@ -107,7 +107,8 @@ class Worker:
 
         Raises: TaskFailedError naming the task.
         """
-        batch = batch_of_step(self.context.plan, seed=self.context.settings.seed, step=number)
+        settings = self.context.settings
+        batch = batch_of_step(self.context.plan, seed=settings.seed, step=number, padding=settings.padding)
         routes, ledger = self.context.routes, self.context.ledger
         state = StepState.new(routes, number=number, batch=batch, ledger=ledger, pool=self._pool)
         if len(self._flights) == _STEPS_UNDER_WAY:

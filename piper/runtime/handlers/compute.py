@@ -27,6 +27,7 @@ from piper.runtime.code import SegmentCode
 from piper.runtime.context import RankContext
 from piper.runtime.halves import Deferring, LateWork
 from piper.runtime.keeping import Keeping
+from piper.runtime.ledger import nowhere
 from piper.runtime.routes import Island
 from piper.runtime.step import Entry, OpenEnd, OpenGraph, StepState
 from simulator.plan import MemoryClass, Task, TaskKind
@@ -71,6 +72,7 @@ def _make_inside_again(place: Place, island: Island, task: Task) -> None:
     for number in range(task.first_segment, task.last_segment + 1):
         if keeping is not None:
             keeping.run_again(number, codes[number].run, _arguments(place, codes[number], number))
+    _close_rings(place, range(task.first_segment, task.last_segment + 1), TaskKind.R)
 
 
 def backward(context: RankContext, step: StepState, task: Task) -> None:
@@ -102,7 +104,9 @@ def _backward_inputs(place: Place, island: Island) -> None:
     seeds = _seeds(place, graph)
     parameters = trained_parameters(context, island)
     wanted = [*(entry.leaf for entry in graph.inputs.values()), *parameters.values()]
-    work = LateWork(ledger=context.ledger)
+    state = context.state
+    elsewhere = state.brought_parameters if state.fetched else nowhere
+    work = LateWork(ledger=context.ledger, elsewhere=elsewhere)
     found: list[Tensor | None] = [None] * len(wanted)
     if wanted and seeds:
         edges = [end.edge for end in graph.outputs.values()]
@@ -141,14 +145,14 @@ def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[
         if known is None:
             known = torch.zeros(place.context.shape(value, place.microbatch), dtype=entry.dtype)
         place.step.add_gradient(place.microbatch, value, ((island.stage, island.first), known))
-    _close_rings(place, island, TaskKind.B)
+    _close_rings(place, range(island.first, island.last + 1), TaskKind.B)
     last_reads = place.context.routes.last_reads_again.get((island.stage, island.first), ())
     place.step.forget_gathered(place.microbatch, last_reads)
 
 
-def loss_gradient(context: RankContext) -> Tensor:
-    """Return d(step loss) / d(sum of token losses of a microbatch): 1 / tokens of the global batch."""
-    return torch.ones(()) / context.plan.training.tokens_per_step
+def loss_gradient(place: Place) -> Tensor:
+    """Return d(step loss) / d(sum of token losses of a microbatch): 1 / counted tokens of the batch."""
+    return torch.ones(()) / place.step.tokens
 
 
 def _run(place: Place, island: Island, *, names: tuple[Value, ...], keep: bool) -> dict[Value, Tensor]:
@@ -186,7 +190,8 @@ def _run_with_graph(
 
     held = []
     away = island.remade or (island.stage, place.microbatch, island.first) in routes.on_host
-    keeping = Keeping(ledger=ledger, elsewhere=elsewhere, remade=island.remade) if away else None
+    remade = {number: routes.remade_kinds[number] for number in island.remade}
+    keeping = Keeping(ledger=ledger, elsewhere=elsewhere, remade=remade) if away else None
     watched = bool(away or deferred or place.context.state.fetched or ledger.is_counting)
     with torch.enable_grad(), ledger.saved(elsewhere) if watched else nullcontext():
         inputs = {
@@ -246,13 +251,13 @@ def call_island(
         if watch is not None:
             for tensor in made:
                 watch(tensor)
-    _close_rings(place, island, TaskKind.R if place.again else TaskKind.F)
+    _close_rings(place, range(island.first, island.last + 1), TaskKind.R if place.again else TaskKind.F)
     return {value: tensors[value] for value in island.outputs}
 
 
-def _close_rings(place: Place, island: Island, phase: TaskKind) -> None:
-    """Let the shifts around the attention of an island end."""
-    for segment in place.context.places.rings.intersection(range(island.first, island.last + 1)):
+def _close_rings(place: Place, inside: range, phase: TaskKind) -> None:
+    """Let the shifts around the attention of some segments end."""
+    for segment in place.context.places.rings.intersection(inside):
         place.context.ring(place.step, place.microbatch, segment, phase=phase).close()
 
 
@@ -272,7 +277,7 @@ def _open_end(result: Tensor) -> OpenEnd:
 
 def _seed(place: Place, value: Value, end: OpenEnd) -> Tensor:
     if value == place.context.routes.loss:
-        return loss_gradient(place.context).to(end.dtype)
+        return loss_gradient(place).to(end.dtype)
     total = place.step.take_gradient(place.microbatch, value)
     return torch.zeros(end.shape, dtype=end.dtype) if total is None else total
 

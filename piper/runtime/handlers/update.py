@@ -24,6 +24,8 @@ def update(context: RankContext, step: StepState, task: Task) -> None:
     """Update the shard, write it into the compute parameters, and start the next sum of gradients at zero."""
     bucket = context.state.buckets[task.bucket]
     gradient = bucket.shard_gradient()
+    if step.number == 0:
+        context.state.note_reached(task.bucket)
     if context.settings.verify:
         step.evidence[task.bucket] = gradient.clone()
     if step.grad_norm is not None:

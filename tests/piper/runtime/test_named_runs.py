@@ -27,17 +27,17 @@ STATE = [
 
 @pytest.mark.parametrize("strategy", STATE)
 def test_state_cut_over_replicas_trains_as_one_process(strategy: str) -> None:
-    require_equal(run_named("tiny-llama", strategy))
+    require_equal(run_named("tiny-llama", strategy, global_batch=4))
 
 
 DROPPED = "tests.piper.runtime.toy:dropped"
 
 AWAY = [
     ("tiny-llama", "pp=2,dp=2,recompute=selective", {}),
-    ("tiny-llama", "dp=4,zero=3,recompute=selective", {"dtype": "bf16"}),
+    ("tiny-llama", "dp=2,zero=3,recompute=selective", {"global_batch": 2, "dtype": "bf16"}),
     ("tiny-llama", "pp=2,recompute=selective,schedule=zb_h1", {}),
     ("tiny-llama", "dp=4,zero=1,offload=optimizer", {"optimizer": "adamw"}),
-    ("tiny-llama", "pp=2,dp=2,offload=optimizer", {"optimizer": "adamw", "dtype": "bf16"}),
+    ("tiny-llama", "pp=2,offload=optimizer", {"optimizer": "adamw", "global_batch": 2, "dtype": "bf16"}),
     ("tiny-llama", "pp=4,offload=activations", {}),
     ("tiny-llama", "pp=2,dp=2,zero=3,offload=activations,recompute=selective", {}),
     ("tiny-llama", "pp=2,dp=2,zero=1,offload=params", {}),
@@ -51,7 +51,7 @@ AWAY = [
 def test_what_goes_away_comes_back_equal_and_the_simulation_knows_its_bytes(
     model: str, strategy: str, options: dict[str, object]
 ) -> None:
-    job = compiled_job(model, strategy, **{"optimizer": "sgd", **options})
+    job = compiled_job(model, strategy, **{"optimizer": "sgd", "global_batch": 4, **options})
     outcome = run_job(job)
     require_equal(outcome)
     assert differences(job, outcome) == []

@@ -96,15 +96,6 @@ def test_parts_made_again_as_a_whole_are_runnable(recompute: str) -> None:
     require_runnable(compiled(f"pp=2,recompute={recompute}", model=transformer_of, global_batch=4))
 
 
-def test_operations_made_again_within_a_segment_are_refused() -> None:
-    found = compiled("pp=2,recompute=selective", model=transformer_of, global_batch=4)
-    require_runnable(found)
-    bare = tuple(replace(s, tags=tuple(tag for tag in s.tags if tag[0] != "CP")) for s in found.segments)
-    found = replace(found, segments=bare)
-    with pytest.raises(JobError, match=r"(?s)of operations within a segment.*tag CP, or use recompute=full"):
-        require_runnable(found)
-
-
 def test_buckets_of_another_kind_are_refused() -> None:
     found = plan()
     first = found.device_plans[0]

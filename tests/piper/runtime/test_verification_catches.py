@@ -35,7 +35,8 @@ def refused(outcome: RunOutcome) -> str:
 def test_wrong_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every microbatch as its own mean: right for even sizes only."""
 
-    def mean_of_means(context: Any) -> torch.Tensor:
+    def mean_of_means(place: Any) -> torch.Tensor:
+        context = place.context
         facts = context.plan.training
         return torch.ones(()) / (
             facts.micro_batch_sizes[-1] * facts.seq_len * facts.num_microbatches * context.plan.replicas
