@@ -8,7 +8,7 @@ ones, which is no more than they take; `refined` replaces this by a probe of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from piper.graph import Units, default_cut
 from piper.search.chain_bounds import chains
 from piper.search.choices import FRACTION
-from piper.search.held import held_at_least, held_microbatches
+from piper.search.held import held_at_least, held_microbatches, held_usually
 from piper.search.keeping import Replicas, StateRules
 from piper.search.network import Network
 from piper.search.schedule_rules import RULES, ScheduleRule
 from piper.search.space import CUT_PARAMETERS, NODE, WORKINGS, Space, layers_of_share, recompute_text
 from piper.search.stage_costs import Cut, StageCosts, cut_of, stage_costs
-from piper.search.unit_costs import UnitCostTable, Working, is_aligned
+from piper.search.unit_costs import UnitCosts, UnitCostTable, Working, is_aligned
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -66,6 +66,24 @@ class Frame:
         return list(range(rank, self.num_stages, self.pp))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Loads:
+    """What microbatches take of watched ranks, float64 [cells, watched ranks] or [cells].
+
+    Args:
+        held: bytes, at least.
+        late_ns: that passes of a step wait for copies to the host, at least.
+        usual, usual_moved: the same with what lives for a moment, as it usually is.
+        copied_ns: for which the copies to the host of a step take the link.
+    """
+
+    held: Floats
+    late_ns: Floats
+    usual: Floats
+    usual_moved: Floats
+    copied_ns: Floats
+
+
 @dataclass(kw_only=True)
 class CellTable:
     """Bounds of all cells of a space.
@@ -86,6 +104,8 @@ class CellTable:
         frame: int64 [cells], index in `frames`.
         passes_ns, launches_ns: float64 [cells], of the passes, and of what hosts launch for them.
         bound_ns: float64 [cells], of the step; infinite where nothing fits.
+        likely_ns: float64 [cells], the same of what should fit, with what is gathered waited for: no bound,
+            but the order in which cells are looked at.
         least_bytes: float64 [cells], that the worst rank needs; infinite where nothing fits.
         refined: bool [cells].
         too_big: int64 [cells], points of the cell that cannot fit.
@@ -106,6 +126,7 @@ class CellTable:
     passes_ns: Floats = field(init=False)
     launches_ns: Floats = field(init=False)
     bound_ns: Floats = field(init=False)
+    likely_ns: Floats = field(init=False)
     least_bytes: Floats = field(init=False)
     refined: npt.NDArray[np.bool_] = field(init=False)
     too_big: Ints = field(init=False)
@@ -120,7 +141,10 @@ class CellTable:
         empty = np.zeros(0, dtype=np.int64)
         self.layout, self.working, self.frame = columns or (empty, empty, empty)
         size = len(self.layout)
-        self.passes_ns, self.launches_ns, self.bound_ns, self.least_bytes = (np.zeros(size) for _ in range(4))
+        names = ("passes_ns", "launches_ns", "bound_ns", "likely_ns", "least_bytes")
+        self.passes_ns, self.launches_ns, self.bound_ns, self.likely_ns, self.least_bytes = (
+            np.zeros(size) for _ in names
+        )
         self.refined, self.too_big = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.int64)
         self._bound_all()
 
@@ -180,9 +204,11 @@ class CellTable:
         ends, costs = self._ends_of(frame), self.costs_of(cell)
         place = int(np.searchsorted(frame.members, layouts[0]))
         number = self.microbatches(layouts).astype(np.float64)
-        held = self._activations(frame, costs, np.zeros(1, dtype=np.int64), number=number, exact=True)[0]
+        held = self._activations(
+            frame, costs, np.zeros(1, dtype=np.int64), number=number, held_of=held_microbatches
+        )[0]
         found = [
-            static[place] + (0.0 if away else held)
+            static[place] + (0.0 * held if away else held)
             for static, away, points in zip(
                 ends.static_bytes, ends.moves_activations, ends.points, strict=True
             )
@@ -284,20 +310,21 @@ class CellTable:
         for tp, cp, ep, etp, size, sp, late in keys:
             way = Working(
                 tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=size, split=frame.rule.splits,
-                sp=sps[sp] if exact else "on", async_tp=lates[late] if exact else "off",
+                sp=sps[sp], async_tp=lates[late],
             )  # fmt: skip
-            hidden = not is_aligned(way, self.space.gpus_per_node) or (
-                not exact and (sps[sp], lates[late]) != ("on", "off")
-            )
-            found = [self.costs.of(way)] * 2
-            if mode != "none" and (exact or mode != "selective"):
-                found[1] = self.costs.of(replace(way, recompute=mode))
-            if mode == "selective" and not exact:
-                found[1] = found[0].keeping(self.costs.of(replace(way, recompute="full")))
-            once, more = (costs.kernels_only() for costs in found) if hidden else found
+            price = self.costs.of if is_aligned(way, self.space.gpus_per_node) else self.costs.kernels_of
+            once = more = price(way)
+            if mode != "none":
+                more = price(replace(way, recompute=mode)) if exact else self._again(way, once, mode=mode)
             plain.append(more if mode == "selective" else once)
             twice.append(more)
         return stage_costs(self.cut(frame, again), plain, twice, tp=[key[0] for key in keys])
+
+    def _again(self, way: Working, once: UnitCosts, *, mode: str) -> UnitCosts:
+        """Return no more than units cost that are computed again, by a probe of the usual way of working."""
+        usual = replace(way, sp="on", async_tp="off", split=False)
+        none, again = self.costs.of(usual), self.costs.of(replace(usual, recompute=mode))
+        return once.computed_again(none, again)
 
     def cut(self, frame: Frame, again: str) -> Cut:
         """Return the default cut of a frame, with the layers that are computed again."""
@@ -320,7 +347,6 @@ class CellTable:
     def _set(
         self, frame: Frame, cells: Ints, costs: StageCosts, *, way: Ints, scale: Floats, exact: bool
     ) -> None:
-        ends = self._ends_of(frame)
         layouts = self.layout[cells]
         number = self.microbatches(layouts).astype(np.float64)
         links = chains(
@@ -333,27 +359,57 @@ class CellTable:
             passes = links.bound_ns(number, scale=scale, transfer_ns=hop)
         else:
             passes = links.busiest_ns(number, scale=scale)
-        launches = links.launches_ns(number)
-        activations = self._activations(frame, costs, way, number=number, exact=exact) * scale[:, None]
-        place = np.searchsorted(frame.members, layouts)
-        copied = number * scale * self._moved_bytes(frame, costs)[way] * self.network.host_copy_ns_per_byte
-        bound, smallest = np.full(len(cells), np.inf), np.full(len(cells), np.inf)
+        self.passes_ns[cells], self.launches_ns[cells] = passes, links.launches_ns(number)
+        self._keep(frame, cells, self._loads(frame, cells, costs, way=way, scale=scale, exact=exact))
+
+    def _loads(
+        self, frame: Frame, cells: Ints, costs: StageCosts, *, way: Ints, scale: Floats, exact: bool
+    ) -> _Loads:
+        """Return what the microbatches of cells take of watched ranks."""
+        number = self.microbatches(self.layout[cells]).astype(np.float64)
+        size, copy = scale[:, None], self.network.host_copy_ns_per_byte
+        held_of = held_microbatches if exact else held_at_least
+        held = self._activations(frame, costs, way, number=number, held_of=held_of) * size
+        usual = held
+        if not exact:
+            often = self._activations(frame, costs, way, number=number, held_of=held_usually) * size
+            usual = np.maximum(often, held)
+        passing, whole = (each[way] * size for each in self._passing(frame, costs))
+        waits = _taken(costs, way)
+        late = waits_for_copies_ns(
+            waits, frame, capacity_bytes=self.capacity_bytes, copy_ns_per_byte=copy, scale=scale
+        )
+        return _Loads(
+            held=held,
+            late_ns=late * number * (0.0 if frame.rule.layout == "bidirectional" else 1.0),
+            usual=usual + passing,
+            usual_moved=whole + passing,
+            copied_ns=number * scale * self._moved_bytes(frame, costs)[way] * copy,
+        )
+
+    def _keep(self, frame: Frame, cells: Ints, loads: _Loads) -> None:
+        """Bound cells whose passes are known, under the cheapest way of keeping states."""
+        ends = self._ends_of(frame)
+        place = np.searchsorted(frame.members, self.layout[cells])
+        passes, launches = self.passes_ns[cells], self.launches_ns[cells]
+        bound, smallest, likely = (np.full(len(cells), np.inf) for _ in range(3))
         dead = np.zeros(len(cells), dtype=np.int64)
-        for way_to_keep in range(len(ends.keepings)):
-            away = ends.moves_activations[way_to_keep]
-            needed = ends.static_bytes[way_to_keep][place] + activations * (not away)
+        for index, away in enumerate(ends.moves_activations):
+            static, step_ns = ends.static_bytes[index][place], ends.step_ns[index][place]
+            stream_ns, copied_ns = ends.stream_ns[index][place], loads.copied_ns * away
+            needed = static + (0.0 if away else loads.held)
             fits = (needed <= self.capacity_bytes).all(axis=1)
-            least = np.maximum(passes + ends.step_ns[way_to_keep][place], ends.stream_ns[way_to_keep][place])
-            least = np.maximum(least, launches)
-            if away:
-                least = np.maximum(least, copied)
+            late = passes + loads.late_ns * away + step_ns
+            least = np.maximum(np.maximum(late, stream_ns), np.maximum(launches, copied_ns))
             bound = np.minimum(bound, np.where(fits, least, np.inf))
-            has = np.isfinite(ends.step_ns[way_to_keep][place]) & fits
+            usual = static + (loads.usual_moved if away else loads.usual) <= self.capacity_bytes
+            waited = np.maximum(passes + step_ns + 2 * stream_ns, launches) + copied_ns
+            likely = np.minimum(likely, np.where(usual.all(axis=1), waited, np.inf))
+            has = np.isfinite(step_ns) & fits
             smallest = np.minimum(smallest, np.where(has, needed.max(axis=1), np.inf))
-            dead += np.where(fits, 0, ends.points[way_to_keep][place])
-        self.passes_ns[cells], self.bound_ns[cells], self.too_big[cells] = passes, bound, dead
-        self.launches_ns[cells] = launches
-        self.least_bytes[cells] = smallest
+            dead += np.where(fits, 0, ends.points[index][place])
+        self.bound_ns[cells], self.too_big[cells] = bound, dead
+        self.least_bytes[cells], self.likely_ns[cells] = smallest, likely
 
     def _hop_ns(self, frame: Frame, layouts: Ints, size_bytes: Floats) -> Floats:
         """Return the price of a message to the next rank."""
@@ -367,6 +423,14 @@ class CellTable:
         prices = [self.network.transfer_ns(size, apart=int(step)) for step, size in distinct.tolist()]
         return np.array(prices)[index.reshape(-1)]
 
+    def _passing(self, frame: Frame, costs: StageCosts) -> tuple[Floats, Floats]:
+        """Return what lives for a moment, and of a microbatch that is moved away: [ways, watched ranks]."""
+        stages = [frame.stages_of_rank(rank) for rank in frame.watched]
+        return (
+            np.stack([costs.transient_bytes[:, listed].max(axis=1) for listed in stages], axis=1),
+            np.stack([costs.kept_bytes[:, listed].max(axis=1) for listed in stages], axis=1),
+        )
+
     def _moved_bytes(self, frame: Frame, costs: StageCosts) -> Floats:
         """Return what the busiest rank copies to its host for a microbatch, at least, float64 [ways]."""
         inside = np.maximum(costs.kept_bytes - costs.border_bytes, 0.0)
@@ -376,16 +440,14 @@ class CellTable:
         )
 
     def _activations(
-        self, frame: Frame, costs: StageCosts, way: Ints, *, number: Floats, exact: bool
+        self, frame: Frame, costs: StageCosts, way: Ints, *, number: Floats, held_of: Callable[..., Any]
     ) -> Floats:
         """Return what ranks hold of microbatches, float64 [cells, watched ranks]."""
         schedule = self.space.choices.texts("schedule")[frame.schedule]
         found = np.zeros((len(way), len(frame.watched)))
         for count in np.unique(number).tolist():
             mine = number == count
-            held = (held_microbatches if exact else held_at_least)(
-                schedule, pp=frame.pp, vp=frame.vp, num_microbatches=int(count)
-            )
+            held = held_of(schedule, pp=frame.pp, vp=frame.vp, num_microbatches=int(count))
             for place, rank in enumerate(frame.watched):
                 stages = frame.stages_of_rank(rank)
                 kept = costs.kept_bytes[:, stages] @ held[rank][: len(stages)]
@@ -473,6 +535,32 @@ class Ends:
             moves_activations=tuple(found["moves"]),
             points=tuple(found["points"]),
         )
+
+
+def _taken(costs: StageCosts, way: Ints) -> StageCosts:
+    """Return what copies depend on, of several ways of working."""
+    names = ("kept_bytes", "border_bytes", "span_ns")
+    return replace(costs, **{name: getattr(costs, name)[way] for name in names})
+
+
+def waits_for_copies_ns(
+    costs: StageCosts,
+    frame: Frame,
+    *,
+    capacity_bytes: float,
+    copy_ns_per_byte: float,
+    scale: Floats | float = 1.0,
+) -> Floats:
+    """Return how much longer than its kernels F takes on every rank where activations are moved away, [n].
+
+    At the end of F what is not copied yet must fit; copies begin no sooner than the pass. `scale`: on sizes
+    and times.
+    """
+    each = np.asarray(scale)
+    inside = np.maximum(costs.kept_bytes - costs.border_bytes, 0.0) * each[..., None]
+    longer = (inside - capacity_bytes) * copy_ns_per_byte - costs.span_ns[:, 0] * each[..., None]
+    of_rank = [longer[:, frame.stages_of_rank(rank)].max(axis=1) for rank in range(frame.pp)]
+    return np.asarray(np.maximum(np.stack(of_rank).min(axis=0), 0.0))
 
 
 def replicas_of(space: Space, layouts: Ints, *, hsdp: int) -> Replicas:

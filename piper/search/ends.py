@@ -45,6 +45,7 @@ def ends_of(outcome: Outcome, objective: str) -> Ends:
     seen[list(outcome.frontier.expanded)] = True
     waiting = ~seen & np.isfinite(low)
     out = waiting & (low >= best)
+    judged = waiting & ~out & (outcome.frontier.likely >= best)
     dead = np.where(np.isfinite(low), np.minimum(table.too_big, points), points)
     for cell in outcome.frontier.expanded:
         dead[cell] = points[cell] - bounded["all"].get(cell, 0)
@@ -54,8 +55,8 @@ def ends_of(outcome: Outcome, objective: str) -> Ends:
         "duplicate": space.duplicates,
         "memory": int(dead.sum()),
         "bound": int(alive[out].sum()) + sum(bounded["out"].values()),
-        "fast": sum(fast.values()),
-        "not_reached": int(alive[waiting & ~out].sum()),
+        "fast": sum(fast.values()) + int(alive[judged].sum()),
+        "not_reached": int(alive[waiting & ~out & ~judged].sum()),
     }
     rows: dict[tuple[str, str], list[float | None]] = {}
     for (family, reason), count in space.illegal.items():
@@ -65,7 +66,8 @@ def ends_of(outcome: Outcome, objective: str) -> Ends:
     for status, which, number in (
         (Status.MEMORY_BOUND, dead > 0, dead),
         (Status.BOUND, out, alive),
-        (Status.NOT_REACHED, waiting & ~out, alive),
+        (Status.ESTIMATED, judged, alive),
+        (Status.NOT_REACHED, waiting & ~out & ~judged, alive),
     ):
         for family in np.unique(families[which]).tolist():
             mine = which & (families == family)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.ops import DTYPE_BYTES
-from piper.search.cells import CellTable, Frame, first_stages, replicas_of
+from piper.search.cells import CellTable, Frame, first_stages, replicas_of, waits_for_copies_ns
 from piper.search.order_table import OrderTable, PassTimes, order_table
 from piper.search.stage_costs import StageCosts
 
@@ -80,6 +80,8 @@ class _CellEstimate:
         space, layout = self.table.space, int(self.table.layout[self.cell])
         columns = space.keepings[int(space.keeping_of[layout])].columns
         known: dict[tuple[int, int], tuple[Floats, Floats, Floats, Floats]] = {}
+        sizes: dict[tuple[int, int, int], tuple[float, float]] = {}
+        lows: dict[tuple[int, int, int, bool], float] = {}
         found = []
         for zero, hsdp, offload, bucket, prefetch in zip(
             *(c.tolist() for c in columns.values()), strict=True
@@ -87,18 +89,17 @@ class _CellEstimate:
             if (zero, hsdp) not in known:
                 known[zero, hsdp] = self._messages(zero, hsdp)
             away = space.choices.texts("offload")[offload]
-            found.append(
-                (
-                    self._step_ns(
-                        known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket, prefetch=prefetch
-                    ),
-                    self._bound_ns(known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket),
-                    *self._bytes(zero, hsdp, away),
-                )
-            )
-        step, bound, needed, least = np.array(found, dtype=np.float64).reshape(-1, 4).T
+            key = (zero, hsdp, offload)
+            if key not in sizes:
+                sizes[key] = self._bytes(zero, hsdp, away)
+            if (*key, bucket > 0) not in lows:
+                messages = known[zero, hsdp]
+                lows[*key, bucket > 0] = self._bound_ns(messages, zero=zero, away=away, bucket_mb=bucket)
+            step = self._step_ns(known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket, prefetch=prefetch)
+            found.append((step, lows[*key, bucket > 0], *sizes[key]))
+        steps, bound, needed, least = np.array(found, dtype=np.float64).reshape(-1, 4).T
         return Estimates(
-            step_ns=np.maximum(step, bound), bound_ns=bound, needed_bytes=needed, least_bytes=least
+            step_ns=np.maximum(steps, bound), bound_ns=bound, needed_bytes=needed, least_bytes=least
         )
 
     @cached_property
@@ -182,12 +183,19 @@ class _CellEstimate:
         """Return what copies to and from the host are waited for."""
         each = self.table.network.host_copy_ns_per_byte
         if away == "activations":
-            inside = self._by_rank(np.maximum(self.costs.kept_bytes - self.costs.border_bytes, 0.0))
-            return np.maximum(0.0, self.order.num_microbatches * inside * each - self._ends_ns)
+            inside = self._by_rank(np.maximum(self.costs.kept_bytes - self.costs.border_bytes, 0.0)) * each
+            passes = self._by_rank(self.costs.span_ns[:, 0]), self._by_rank(self.costs.span_ns[:, 1])
+            waits = [np.maximum(0.0, inside - length) for length in passes]
+            return self.order.num_microbatches * (waits[0] + waits[1])
         if away == "none":
             return np.zeros(self.frame.pp)
         kept, without = (self._static(zero, 0, kind) for kind in ("none", away))
-        return 2.0 * (kept - without) * each
+        once = 2.0 * (kept - without) * each
+        if away == "params":  # fetched for every pass of every microbatch
+            numel = self._by_rank(self.costs.dense) + self._by_rank(self.costs.expert)
+            copies = self.order.num_microbatches * 2 * numel * self.table.rules.states.parameter_bytes(zero)
+            once = once + np.maximum(0.0, copies * each - self._ends_ns)
+        return once
 
     def _bound_ns(self, messages: tuple[Floats, ...], *, zero: int, away: str, bucket_mb: int) -> float:
         table = self.table
@@ -208,7 +216,8 @@ class _CellEstimate:
             self._largest(self.costs.least_update_ns)[first].min()
             + self._largest(self.costs.least_norm_ns).min()
         )
-        return max(launches, passes + early + late + float(updates))
+        copies = self._late_ns if away == "activations" else 0.0
+        return max(launches, passes + copies + early + late + float(updates))
 
     def _bytes(self, zero: int, hsdp: int, away: str) -> tuple[float, float]:
         """Return what the worst rank needs, estimated and at least."""
@@ -217,11 +226,27 @@ class _CellEstimate:
         transient = np.zeros(self.frame.pp)
         for rank, stages in enumerate(self._stages):
             each = self.costs.border_bytes if away == "activations" else self.costs.kept_bytes
+            if away == "activations":  # those of one microbatch are there while they are copied
+                transient[rank] = self.costs.kept_bytes[0, stages].max()
             held[rank] = (each[0, stages] * self.order.held[rank][: len(stages)]).sum()
-            transient[rank] = self.costs.transient_bytes[0, stages].max()
+            transient[rank] += self.costs.transient_bytes[0, stages].max()
         least = static + (0.0 if away == "activations" else held)
         gathered = self._gathered_bytes(zero, away)
         return float((static + held + transient + gathered).max()), float(least.max())
+
+    @cached_property
+    def _late_ns(self) -> float:
+        """Return what the passes of a step wait for copies of activations, at least."""
+        if self.frame.rule.layout == "bidirectional":
+            return 0.0
+        late = waits_for_copies_ns(
+            self.costs,
+            self.frame,
+            capacity_bytes=self.table.capacity_bytes,
+            copy_ns_per_byte=self.table.network.host_copy_ns_per_byte,
+        )
+        layouts = np.array([self.table.layout[self.cell]])
+        return float(late[0] * self.table.microbatches(layouts)[0])
 
     def _gathered_bytes(self, zero: int, away: str) -> float:
         """Return whole parameters of two units, where they are gathered or fetched before use."""

@@ -1,4 +1,4 @@
-"""The frontier: cells in rising order of what they cannot beat, and the points that were looked at closely.
+"""The frontier: cells in rising order of what they may reach, and the points that were looked at closely.
 
 [Note: best first]
 Cells start with bounds of a coarse probe. The lowest one is refined by a probe of its own, and if it still
@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 CELLS_AT_ONCE = 64
 """Refined between two looks at the incumbent."""
+NEAR = 1.02
+"""Refined cells so near to the lowest unrefined one are estimated at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -65,13 +67,19 @@ class Frontier:
     room_bytes: float
     points: list[Point] = field(default_factory=list)
     expanded: dict[int, int] = field(default_factory=dict)
-    _waiting: list[tuple[float, int]] = field(default_factory=list)
+    _waiting: list[tuple[float, float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        low = self.low
-        alive = np.flatnonzero(np.isfinite(low))
-        order = alive[np.lexsort((alive, low[alive]))]
-        self._waiting = [(float(low[cell]), int(cell)) for cell in order.tolist()]
+        alive = np.flatnonzero(np.isfinite(self.low))
+        keys = self._keys(alive)
+        order = np.lexsort((alive, keys[1], keys[0]))
+        self._waiting = [(float(keys[0][i]), float(keys[1][i]), int(alive[i])) for i in order.tolist()]
+
+    def _keys(self, cells: Ints) -> tuple[Floats, Floats]:
+        """Return what cells are ordered by: what is likely, then what cannot be beaten."""
+        if self.objective == "memory":
+            return self.table.least_bytes[cells], self.table.least_bytes[cells]
+        return self.table.likely_ns[cells] / 1e9, self.table.bound_ns[cells] / 1e9
 
     @property
     def low(self) -> Floats:
@@ -79,30 +87,51 @@ class Frontier:
         return self.table.least_bytes if self.objective == "memory" else self.table.bound_ns / 1e9
 
     @property
+    def likely(self) -> Floats:
+        """Return what each cell may reach in the objective."""
+        return self._keys(np.arange(len(self.table)))[0]
+
+    @property
     def lowest(self) -> float:
-        """Return the lowest bound of what was not estimated; infinity: nothing is left."""
+        """Return the lowest likely value of what was not estimated; infinity: nothing likely is left."""
         return self._waiting[0][0] if self._waiting else float("inf")
+
+    @property
+    def lowest_bound(self) -> float:
+        """Return the lowest bound of what was not estimated; infinity: nothing is left."""
+        low = self.low.copy()
+        low[list(self.expanded)] = np.inf
+        return float(low.min(initial=np.inf))
 
     def grow(self, limit: float) -> list[Point]:
         """Refine the lowest cells below `limit`, and estimate those that stay there; return new points."""
         taken: list[int] = []
         while self._waiting and len(taken) < CELLS_AT_ONCE and self._waiting[0][0] < limit:
-            taken.append(heapq.heappop(self._waiting)[1])
+            taken.append(heapq.heappop(self._waiting)[2])
         fresh = np.array([cell for cell in taken if not self.table.refined[cell]], dtype=np.int64)
         if len(fresh):
             self.table.refine(np.sort(fresh))
         found: list[Point] = []
         threshold = self._threshold(limit)
         for cell in taken:
-            low = float(self.low[cell])
-            if not np.isfinite(low):
+            keys = [float(key[0]) for key in self._keys(np.array([cell]))]
+            if not np.isfinite(self.low[cell]):
                 continue
-            if low > threshold:
-                heapq.heappush(self._waiting, (low, cell))
+            if keys[0] > threshold:
+                heapq.heappush(self._waiting, (keys[0], keys[1], cell))
             else:
                 found += self._estimated(cell)
         self.points += found
         return found
+
+    def tighten(self, limit: float) -> bool:
+        """Refine the unrefined cells with the lowest bounds below `limit`; return whether there were any."""
+        low = np.where(self.table.refined, np.inf, self.low)
+        cells = np.flatnonzero(low < limit)
+        lowest = cells[np.argsort(low[cells], kind="stable")[:CELLS_AT_ONCE]]
+        if len(lowest):
+            self.table.refine(np.sort(lowest))
+        return len(lowest) > 0
 
     def estimate_one_with(self, wanted: Mapping[str, str]) -> list[Point]:
         """Estimate the lowest cell with some values that may fit; return its points."""
@@ -113,7 +142,7 @@ class Frontier:
                 continue
             self.table.refine(np.array([cell]))
             found = list(self._estimated(cell))
-            self._waiting = [pair for pair in self._waiting if pair[1] != cell]
+            self._waiting = [entry for entry in self._waiting if entry[2] != cell]
             heapq.heapify(self._waiting)
             self.points += found
             return found
@@ -121,8 +150,8 @@ class Frontier:
 
     def _threshold(self, limit: float) -> float:
         """Return up to which bound refined cells are estimated now: as far as no unrefined one is lower."""
-        lowest = next((low for low, cell in self._waiting[:1] if not self.table.refined[cell]), limit)
-        return max(lowest, min(limit, lowest * 1.02))
+        lowest = next((low for low, _, cell in self._waiting[:1] if not self.table.refined[cell]), limit)
+        return max(lowest, min(limit, lowest * NEAR))
 
     def _estimated(self, cell: int) -> Iterator[Point]:
         estimates = self.estimator.of(cell)

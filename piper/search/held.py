@@ -14,6 +14,7 @@ from piper.schedules.rows import Rows
 from simulator.plan import TaskKind
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _MOST_RANKS = 32
 """Beyond these, orders of schedules that no formula here describes are not made for a bound alone."""
@@ -33,6 +34,31 @@ def held_at_least(schedule: str, *, pp: int, vp: int, num_microbatches: int) -> 
     found = np.zeros((pp, vp), dtype=np.int64)
     found[:, 0] = np.minimum(num_microbatches, pp - np.arange(pp)) if schedule in _ONE_BY_ONE else 1
     return found
+
+
+def held_usually(schedule: str, *, pp: int, vp: int, num_microbatches: int) -> Floats:
+    """Return about the same, float64: no bound, for the order in which strategies are looked at.
+
+    Sources: Narayanan et al. 2021 (arXiv 2104.04473, warm-up of interleaved 1F1B); Qi et al. 2024 (arXiv
+    2401.10241, 2405.15362: p, p/2 and p/3 microbatches in a V); DeepSeek-AI 2024 (DualPipe: p + 1).
+    """
+    rank = np.arange(pp, dtype=np.float64)
+    known: dict[str, Floats | float] = {
+        "interleaved_1f1b": ((vp - 1) * pp + 2 * (pp - rank) - 1) / vp,
+        "interleaved_zb": ((vp - 1) * pp + 2 * (pp - rank) - 1) / vp,
+        "zb_h2": 2 * (pp - rank) - 1,
+        "zb_2p": 2.0 * pp,
+        "zb_1p": float(pp),
+        "zbv": float(pp),
+        "v_half": pp / 2 + 1,
+        "v_min": pp / 3 + 1,
+        "dualpipe": (pp + 1) / 2,
+        "dualpipe_v": (pp + 1) / 2,
+    }
+    if schedule not in known:
+        return held_at_least(schedule, pp=pp, vp=vp, num_microbatches=num_microbatches).astype(np.float64)
+    each = np.broadcast_to(np.asarray(known[schedule]), (pp,))
+    return np.asarray(np.minimum(np.repeat(each[:, None], vp, axis=1), float(num_microbatches)))
 
 
 def held_microbatches(schedule: str, *, pp: int, vp: int, num_microbatches: int) -> Ints:

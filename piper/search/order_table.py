@@ -247,4 +247,4 @@ def _timing(  # noqa: PLR0917 (a kernel takes arrays)
     return free
 
 
-_run: Any = kept(_timing)  # type: ignore[arg-type]
+_run: Any = kept(_timing)

@@ -12,7 +12,7 @@ from piper.search.candidate import Candidate
 from piper.search.ends import ends_of, unsimulated_end
 from piper.search.frontier import Frontier
 from piper.search.space import Space
-from piper.search.status import Record, Status
+from piper.search.status import Record, Status, layout_of
 from piper.strategy import write_directives
 
 GAP_BASIS = (
@@ -20,12 +20,6 @@ GAP_BASIS = (
     "our simulator; it says nothing about the distance between simulator and cluster (see error_band)"
 )
 PARETO_BASIS = "of the strategies that were simulated: others cannot win, but may need less memory or time"
-
-
-def layout_of(candidate: Candidate) -> tuple[object, ...]:
-    """Return what makes two candidates more than twins: all but how states are kept."""
-    names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "schedule", "recompute", "micro_batch")
-    return tuple(getattr(candidate, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +142,7 @@ def lower_bound(outcome: Outcome, ranked: Sequence[Record], objective: str) -> f
     frontier = outcome.frontier
     open_points = (p.bound for p in frontier.points if p.candidate not in outcome.records)
     known = (r.objective_value(objective) for r in ranked[:1])
-    lowest = min([frontier.lowest, *open_points, *known], default=float("inf"))
+    lowest = min([frontier.lowest_bound, *open_points, *known], default=float("inf"))
     return lowest if lowest < float("inf") else None
 
 

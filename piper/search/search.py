@@ -13,33 +13,39 @@ ends
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from cost_models.errors import nearest, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
-from piper.search.candidate import Candidate, has_values
-from piper.search.choices import choices_of, require_values
+from piper.search.choices import Choices, choices_of, require_values
+from piper.search.conflicts import Constraint, smallest_conflict, written
 from piper.search.evaluate import Evaluator, simulate_in_worker, start_worker
-from piper.search.frontier import Frontier, Point
-from piper.search.outcome import Outcome, SearchResult, layout_of
+from piper.search.frontier import Frontier
+from piper.search.outcome import Outcome, SearchResult
+from piper.search.rounds import INTERRUPTED, Rounds, Simulate
 from piper.search.space import Space
-from piper.search.status import Record, Status
 from piper.strategy import Strategy, require_plannable
 
-ROUND_SIZE = 8
-"""Simulations per round; a round is what one incumbent is compared with."""
-
-INTERRUPTED = "interrupted"
-
-MOST_CELLS = 4096
-"""Cells whose points are estimated, at most."""
+SEEDS: dict[str, tuple[int | str, ...]] = {
+    "schedule": ("1f1b", "interleaved_1f1b"),
+    "vp": (1, 2, 4),
+    "cp": (1,),
+    "micro_batch": (1, 2),
+    "sp": ("on",),
+    "async_tp": ("off",),
+    "recompute": ("none", "full"),
+    "zero": (1,),
+    "hsdp": (0,),
+    "offload": ("none",),
+    "bucket_mb": (0,),
+    "prefetch": (0,),
+}
+"""What is tried for a first answer: the ways that people try first."""
 
 OBJECTIVES = ("time", "memory", "cost")
 
@@ -102,14 +108,9 @@ def search_strategies(
     _check(request)
     evaluator = Evaluator(job=_job(request))
     space = _space(request, evaluator)
-    table = evaluator.cells(space)
-    frontier = Frontier(
-        table=table,
-        estimator=evaluator.estimator(table),
-        objective=request.objective,
-        room_bytes=float(evaluator.capacity_bytes),
-    )
-    rounds = _Rounds(request=request, frontier=frontier, started_s=started_s, on_progress=on_progress)
+    first_answer_s = _first_answer(request, evaluator, started_s=started_s, report=on_progress)
+    frontier = _frontier(request, evaluator, space)
+    rounds = Rounds(request=request, frontier=frontier, started_s=started_s, on_progress=on_progress)
     with _simulator(evaluator, request.jobs) as run:
         ended_by = rounds.run(run)
         if request.why_not and ended_by != INTERRUPTED:
@@ -120,7 +121,7 @@ def search_strategies(
         records=rounds.records,
         ended_by=ended_by,
         wall_s=time.perf_counter() - started_s,
-        first_answer_s=rounds.first_answer_s,
+        first_answer_s=first_answer_s,
     )
     return SearchResult.of(
         outcome,
@@ -131,141 +132,40 @@ def search_strategies(
     )
 
 
-Simulate = Callable[[Sequence[Candidate]], list[dict[str, Any]]]
-"""Simulate candidates, one result each."""
+def _first_answer(
+    request: SearchRequest,
+    evaluator: Evaluator,
+    *,
+    started_s: float,
+    report: Callable[[str], None] | None,
+) -> float | None:
+    """Estimate the usual strategies; return after how many seconds the best one was known, or None."""
+    stated = {*request.pin, *request.values, *(name for name, _ in request.forbid)}
+    stated |= {"micro_batch"} if request.micro_batch is not None else set()
+    space = evaluator.space(
+        _choices(request, evaluator, seeds={n: v for n, v in SEEDS.items() if n not in stated})
+    )
+    if not space.num_candidates:
+        return None
+    frontier = _frontier(request, evaluator, space)
+    while not any(not p.unlikely for p in frontier.points) and frontier.lowest < float("inf"):
+        frontier.grow(float("inf"))
+    likely = min((p for p in frontier.points if not p.unlikely), default=None)
+    if likely is None:
+        return None
+    if report is not None:
+        report(f"first: {likely.candidate.shorthand}, estimated at {likely.estimate:.3f}")
+    return time.perf_counter() - started_s
 
 
-@dataclass(kw_only=True)
-class _Rounds:
-    """The state of a search: what was simulated, and what waits in rising order of its estimate."""
-
-    request: SearchRequest
-    frontier: Frontier
-    started_s: float
-    on_progress: Callable[[str], None] | None
-    records: dict[Candidate, Record] = field(default_factory=dict)
-    first_answer_s: float | None = None
-    grown: int = 0
-    _waiting: list[Point] = field(default_factory=list)
-    _points: dict[Candidate, Point] = field(default_factory=dict)
-
-    def run(self, simulate: Simulate) -> str:
-        """Estimate and simulate in turn; return what ended it."""
-        try:
-            while True:
-                self._grow()
-                reason = self._reason_to_stop()
-                if reason:
-                    return reason
-                self._simulate(simulate)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-
-    @property
-    def best(self) -> float:
-        """Return the best value of the objective that was simulated and fits, or infinity."""
-        return min((r.objective_value(self.request.objective) for r in self._ranked()), default=float("inf"))
-
-    def _ranked(self) -> list[Record]:
-        return [record for record in self.records.values() if record.status is Status.RANKED]
-
-    def _grow(self) -> None:
-        """Estimate points until no cell may hold a better one than those that wait, or enough were seen."""
-        while not self._is_spent() and not self._is_late():
-            limit = self.best * (1 - self.request.gap) if self._is_full() else float("inf")
-            likely = [p.estimate for p in heapq.nsmallest(ROUND_SIZE, self._waiting) if not p.unlikely]
-            if len(likely) == ROUND_SIZE:
-                limit = min(limit, likely[-1])
-            if self.frontier.lowest >= limit:
-                return
-            before = len(self.frontier.expanded)
-            for point in self.frontier.grow(limit):
-                self._points[point.candidate] = point
-                heapq.heappush(self._waiting, point)
-            self.grown += len(self.frontier.expanded) - before
-            self._note_first_answer()
-
-    def _note_first_answer(self) -> None:
-        if self.first_answer_s is None and any(not point.unlikely for point in self._waiting[:1]):
-            self.first_answer_s = time.perf_counter() - self.started_s
-
-    def answer(self, wanted: Mapping[str, str], simulate: Simulate) -> None:
-        """Simulate the most promising point with some values, if none was."""
-        if any(has_values(candidate, wanted) for candidate in self.records):
-            return
-        points = [p for p in self.frontier.points if has_values(p.candidate, wanted)]
-        if not points:
-            points = [p for p in self.frontier.estimate_one_with(wanted) if has_values(p.candidate, wanted)]
-        if points:
-            self._run([min(points)], simulate)
-
-    def _simulate(self, simulate: Simulate) -> None:
-        """Simulate a round of the points with the best estimates that may still enter the ranking."""
-        limit = self.best * (1 - self.request.gap) if self._is_full() else float("inf")
-        batch: list[Point] = []
-        while self._waiting and len(batch) < self._room():
-            point = heapq.heappop(self._waiting)
-            if point.bound < limit:
-                batch.append(point)
-        self._run(batch, simulate)
-
-    def _run(self, batch: Sequence[Point], simulate: Simulate) -> None:
-        found = simulate([point.candidate for point in batch]) if batch else []
-        for point, result in zip(batch, found, strict=True):
-            self._points[point.candidate] = point
-            self.records[point.candidate] = _simulated(point, result)
-        if self.on_progress is not None:
-            self.on_progress(_progress(self.request, self.records, self.frontier))
-
-    def _reason_to_stop(self) -> str:
-        best, full = self.best, self._is_full()
-        limit = best * (1 - self.request.gap)
-        open_points = [point for point in self._waiting if not full or point.bound < limit]
-        if (
-            not open_points
-            and (full or not self._waiting)
-            and self.frontier.lowest >= (limit if full else float("inf"))
-        ):
-            return "bound"
-        if self._is_late() and self.records:
-            return "time_limit"
-        if self._room() <= 0:
-            return "max_candidates"
-        if full and not self._promising(open_points, best) and (self._grown_enough(best) or self._is_spent()):
-            return "estimate"
-        return "" if open_points else "estimate" if self._is_spent() else ""
-
-    def _is_full(self) -> bool:
-        return len({layout_of(record.candidate) for record in self._ranked()}) >= self.request.top
-
-    def _is_spent(self) -> bool:
-        return self.grown >= MOST_CELLS
-
-    def _grown_enough(self, best: float) -> bool:
-        """Return whether cells that were never estimated are no better than the best, corrected."""
-        return self.frontier.lowest * self._correction() >= best
-
-    def _promising(self, points: Sequence[Point], best: float) -> bool:
-        correction = self._correction()
-        return any(not point.unlikely and point.estimate * correction < best for point in points)
-
-    def _correction(self) -> float:
-        """Return the smallest ratio of a simulation to its estimate: how much better one may turn out."""
-        ratios = [
-            record.objective_value(self.request.objective) / self._points[candidate].estimate
-            for candidate, record in self.records.items()
-            if record.status is Status.RANKED
-        ]
-        return min(ratios, default=1.0) if len(ratios) >= ROUND_SIZE else 1.0
-
-    def _is_late(self) -> bool:
-        limit_s = self.request.time_limit_s
-        return limit_s is not None and bool(self._points) and time.perf_counter() - self.started_s > limit_s
-
-    def _room(self) -> int:
-        if self.request.max_candidates is None:
-            return ROUND_SIZE
-        return min(ROUND_SIZE, self.request.max_candidates - len(self.records))
+def _frontier(request: SearchRequest, evaluator: Evaluator, space: Space) -> Frontier:
+    table = evaluator.cells(space)
+    return Frontier(
+        table=table,
+        estimator=evaluator.estimator(table),
+        objective=request.objective,
+        room_bytes=float(evaluator.capacity_bytes),
+    )
 
 
 def _check(request: SearchRequest) -> None:
@@ -320,7 +220,10 @@ def _job(request: SearchRequest) -> Job:
     )
 
 
-def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
+def _choices(
+    request: SearchRequest, evaluator: Evaluator, *, seeds: Mapping[str, tuple[int | str, ...]]
+) -> Choices:
+    """Return the values of every dimension; `seeds` instead of ours where the request states none."""
     pin = dict(request.pin)
     if request.micro_batch is not None:
         if pin.get("micro_batch", str(request.micro_batch)) != str(request.micro_batch):
@@ -329,9 +232,8 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
                 rule=f"contradicts --pin micro_batch={pin['micro_batch']}", fix="give it once, or equal",
             )  # fmt: skip
         pin["micro_batch"] = str(request.micro_batch)
-    require_values(tuple(request.why_not.items()), where="--why-not")
     limits = evaluator.limits
-    choices = choices_of(
+    return choices_of(
         gpus=(evaluator.job.gpus or 1,),
         num_units=limits.num_units,
         experts=limits.experts,
@@ -339,23 +241,44 @@ def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
         cuts_sequences=limits.cuts_sequences,
         pin=pin,
         forbid=request.forbid,
-        values=request.values,
+        values=dict(seeds) | request.values,
     )
+
+
+def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
+    require_values(tuple(request.why_not.items()), where="--why-not")
+    choices = _choices(request, evaluator, seeds={})
     space = evaluator.space(choices)
     if not space.num_candidates:
-        reasons = sorted({reason for _, reason in space.illegal})
-        if not reasons:
-            pinned = " and ".join(f"{name}={value}" for name, value in pin.items())
-            gpus = evaluator.job.gpus
-            reasons = [f"nothing has {pinned} on {gpus} GPUs" if pinned else "everything is forbidden"]
-        raise JobError(
-            where="search",
-            field="space",
-            value=space.size,
-            rule="has no legal strategy: " + "; ".join(reasons[:3]),
-            fix="change --global-batch or --gpus, or pin and forbid less",
-        )
+        raise _infeasible(request, evaluator, space)
     return space
+
+
+def _infeasible(request: SearchRequest, evaluator: Evaluator, space: Space) -> JobError:
+    """Return the error of a space without strategies: what contradicts, and which rules are broken."""
+    pins = [("--pin", name, value) for name, value in request.pin.items()]
+    constraints = [*pins, *(("--forbid", name, value) for name, value in request.forbid)]
+
+    def space_of(chosen: Sequence[Constraint]) -> Space:
+        fewer = replace(
+            request,
+            pin={name: value for option, name, value in chosen if option == "--pin"},
+            forbid=tuple((name, value) for option, name, value in chosen if option == "--forbid"),
+        )
+        return evaluator.space(_choices(fewer, evaluator, seeds={}))
+
+    conflict = smallest_conflict(constraints, space_of)
+    reasons = "; ".join(sorted({reason for _, reason in space_of(conflict).illegal})[:3])
+    asked = f"{written(conflict)} on {evaluator.job.gpus} GPUs" if conflict else f"{evaluator.job.gpus} GPUs"
+    return JobError(
+        where="search",
+        field="space",
+        value=asked,
+        rule="leave no legal strategy" + (f": {reasons}" if reasons else ""),
+        fix=f"leave out one of {written(conflict)}, or change --gpus or --global-batch"
+        if conflict
+        else "change --global-batch or --gpus",
+    )
 
 
 @contextmanager
@@ -365,24 +288,3 @@ def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
         return
     with ProcessPoolExecutor(jobs, initializer=start_worker, initargs=(evaluator.job,)) as pool:
         yield lambda batch: [r for part in pool.map(simulate_in_worker, [[c] for c in batch]) for r in part]
-
-
-def _simulated(point: Point, result: dict[str, Any]) -> Record:
-    bound_s, candidate = point.bound_s, point.candidate
-    if result["fits"]:
-        return Record(candidate=candidate, status=Status.RANKED, bound_s=bound_s, result=result)
-    used = result["needed_memory_bytes"] / 2**30
-    return Record(
-        candidate=candidate,
-        status=Status.OUT_OF_MEMORY,
-        bound_s=bound_s,
-        result=result,
-        reason=f"needs {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB",
-    )
-
-
-def _progress(request: SearchRequest, records: dict[Candidate, Record], frontier: Frontier) -> str:
-    ranked = [r for r in records.values() if r.status is Status.RANKED]
-    best = min(ranked, key=lambda r: (r.objective_value(request.objective), r.candidate), default=None)
-    shown = f", best {best.candidate.shorthand} {best.step_time_s:.3f} s" if best else ""
-    return f"simulated {len(records)} of {len(frontier.points)} estimated{shown}"

@@ -48,3 +48,9 @@ class Record:
         if self.result is None:
             return float("inf")
         return float(self.result["peak_memory_bytes"]) if objective == "memory" else self.step_time_s
+
+
+def layout_of(candidate: Candidate) -> tuple[object, ...]:
+    """Return what makes two candidates more than twins: all but how states are kept."""
+    names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "schedule", "recompute", "micro_batch")
+    return tuple(getattr(candidate, name) for name in names)

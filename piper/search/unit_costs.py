@@ -117,6 +117,19 @@ class UnitCosts:
         """Return the same with what another way of working keeps."""
         return replace(self, kept_bytes=other.kept_bytes)
 
+    def computed_again(self, none: UnitCosts, full: UnitCosts) -> UnitCosts:
+        """Return the same with the kernels that another way of working computes again, and what it keeps."""
+        more = np.zeros_like(self.busy_ns)
+        more[B] = np.maximum(full.busy_ns[B] - none.busy_ns[B], 0.0)
+        launches = np.zeros_like(self.busy_ns)
+        launches[B] = np.maximum(full.launch_ns[B] - none.launch_ns[B], 0.0)
+        return replace(
+            self.keeping(full),
+            span_ns=self.span_ns + more,
+            busy_ns=self.busy_ns + more,
+            host_ns=self.host_ns + launches,
+        )
+
     def scaled(self, share: float) -> UnitCosts:
         """Return lower bounds for microbatches of `share` <= 1 of the size: smaller kernels are no faster."""
         names = (
@@ -150,12 +163,20 @@ class UnitCostTable:
     kinds: Kinds
     model: Callable[[int], CapturedModel]
     known: dict[Working, UnitCosts] = field(default_factory=dict)
+    _bare: dict[Working, UnitCosts] = field(default_factory=dict)
 
     def of(self, working: Working) -> UnitCosts:
         """Return the costs of one way of working."""
         found = self.known.get(working)
         if found is None:
             found = self.known[working] = self._probe(working)
+        return found
+
+    def kernels_of(self, working: Working) -> UnitCosts:
+        """Return the same without exchanges."""
+        found = self._bare.get(working)
+        if found is None:
+            found = self._bare[working] = self.of(working).kernels_only()
         return found
 
     def _probe(self, working: Working) -> UnitCosts:

@@ -201,3 +201,13 @@ def test_a_bad_request_names_field_and_fix(changes: dict[str, Any], field: str, 
         searched(**changes)
     assert caught.value.field == field
     assert fix in caught.value.fix
+
+
+def test_an_infeasible_request_names_the_smallest_set_of_constraints_that_conflict() -> None:
+    pins = {"pp": "3", "dp": "2", "zero": "1", "recompute": "none"}
+    with pytest.raises(JobError) as caught:
+        searched(gpus=4, pin=pins, values={})
+    assert str(caught.value.value) == "--pin pp=3 on 4 GPUs"
+    with pytest.raises(JobError) as caught:
+        searched(gpus=4, pin={"zero": "1", "tp": "2", "pp": "4"}, values={})
+    assert "--pin tp=2 and --pin pp=4" in str(caught.value.fix)

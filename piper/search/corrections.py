@@ -1,0 +1,85 @@
+"""How simulations differ from their estimates, learned while a search runs.
+
+[Note: measured disagreement]
+Estimates leave out contention, and what copies and gathers make others wait; by how much depends on how
+states are kept. So ratios of simulation to estimate are kept by class: whether parameters are gathered
+(ZeRO-3), and what waits on the host; for bytes also the schedule. A class without any takes those of the
+class that is closest to its estimates. Points are ranked by their estimate times the mean ratio of their
+class; what remains is given up where it is not the best at the ratio that nine tenths of its class are
+above.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from piper.search.frontier import Point
+
+SPARE = 1.1
+"""Needed bytes over estimated ones before any is known: what the allocator reserves beyond live tensors."""
+TENTH = 10
+"""One of so many simulations may be further below its estimate than what is given up for being too slow."""
+
+
+@dataclass(kw_only=True)
+class Corrections:
+    """Ratios of simulations to estimates, by class; 1 where a class has none."""
+
+    _times: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _bytes: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def learn(self, point: Point, result: Mapping[str, Any], *, objective: str) -> None:
+        """Note a simulation."""
+        value = result["peak_memory_bytes"] if objective == "memory" else result["step_time_s"]
+        self._times[_time_class(point)].append(value / point.estimate)
+        needed = result["needed_memory_bytes"] - result["context_bytes"]
+        self._bytes[_memory_class(point)].append(needed / point.needed_bytes)
+
+    def of(self, point: Point) -> tuple[float, float]:
+        """Return the estimate of the objective and the needed bytes, corrected."""
+        times = self._times.get(_time_class(point), self._plain)
+        sizes = self._bytes.get(_memory_class(point)) or [
+            r for listed in self._bytes.values() for r in listed
+        ]
+        estimate = max(point.estimate * _middle(times), point.bound)
+        return estimate, point.needed_bytes * (_middle(sizes) if sizes else SPARE)
+
+    def optimistic(self, point: Point) -> tuple[float, float]:
+        """Return the same as low as nine tenths of the simulations of the class were."""
+        times = self._times.get(_time_class(point), self._plain)
+        sizes = self._bytes.get(_memory_class(point)) or [
+            r for listed in self._bytes.values() for r in listed
+        ]
+        estimate = max(point.estimate * _low(times), point.bound)
+        return estimate, point.needed_bytes * _low(sizes)
+
+    @property
+    def typical(self) -> float:
+        """Return the mean ratio of the class that is closest to its estimates."""
+        return min((_middle(ratios) for ratios in self._times.values()), default=1.0)
+
+    @property
+    def _plain(self) -> list[float]:
+        """Return the ratios of the class that is closest to its estimates: for classes without any."""
+        return min(self._times.values(), key=_middle, default=[])
+
+
+def _time_class(point: Point) -> tuple[object, ...]:
+    return point.candidate.zero, point.candidate.offload
+
+
+def _memory_class(point: Point) -> tuple[object, ...]:
+    return *_time_class(point), point.candidate.schedule
+
+
+def _low(ratios: list[float]) -> float:
+    """Return the ratio that a tenth of them is below."""
+    return sorted(ratios)[len(ratios) // TENTH] if ratios else 1.0
+
+
+def _middle(ratios: list[float]) -> float:
+    return median(ratios) if ratios else 1.0
