@@ -1,6 +1,8 @@
 """Elementwise optimizers on flat shards: the same bits however the parameters are cut into shards.
 
-The arithmetic is that of `torch.optim.AdamW(foreach=False)` and `torch.optim.SGD(foreach=False)`.
+The arithmetic is that of `torch.optim.AdamW(foreach=False)` and `torch.optim.SGD(foreach=False)`. It is made
+in fp32; what is kept in another dtype (a plan may say so of moments and of parameters without masters) is
+rounded after each step.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from cost_models.errors import check_invariant
 from piper.runtime.ledger import Ledger
 from piper.runtime.settings import OptimizerSettings
 from simulator.plan import MemoryClass
+from simulator.plan.states import MOMENTS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class ShardState:
         settings: which optimizer.
         master: fp32 parameters of the shard, changed in place.
         owns_master: whether the master is state of its own, not the parameters themselves.
-        moments: AdamW: first and second moment.
+        moments: AdamW: first and second moment; momentum: one.
         home: where the state waits between updates, if that is the host; empty while it visits the device.
     """
 
@@ -36,10 +39,17 @@ class ShardState:
     steps: int = field(default=0)
 
     @classmethod
-    def new(cls, settings: OptimizerSettings, master: Tensor, *, owns_master: bool = False) -> ShardState:
+    def new(
+        cls,
+        settings: OptimizerSettings,
+        master: Tensor,
+        *,
+        owns_master: bool = False,
+        moment_dtype: torch.dtype = torch.float32,
+    ) -> ShardState:
         """Return the state before the first step."""
-        count = 2 if settings.name == "adamw" else 0
-        moments = tuple(torch.zeros_like(master) for _ in range(count))
+        count = MOMENTS[settings.name]
+        moments = tuple(torch.zeros_like(master, dtype=moment_dtype) for _ in range(count))
         return cls(settings=settings, master=master, owns_master=owns_master, moments=moments)
 
     @property
@@ -75,30 +85,37 @@ class ShardState:
     def step(self, gradient: Tensor) -> None:
         """Apply one step with an fp32 gradient of the shard's shape."""
         self.steps += 1
+        kept = (self.master, *self.moments)
+        master, *moments = (tensor.float() for tensor in kept)  # the same tensors where they are fp32
         match self.settings.name:
             case "adamw":
-                self._adamw(gradient)
-            case "sgd":
-                self._sgd(gradient)
+                self._adamw(gradient, master, moments)
+            case "sgd" | "momentum":
+                self._sgd(gradient, master, moments)
             case name:
                 check_invariant(False, f"optimizer {name}")
+        for tensor, changed in zip(kept, (master, *moments), strict=True):
+            if changed is not tensor:
+                tensor.copy_(changed)
 
-    def _adamw(self, gradient: Tensor) -> None:
+    def _adamw(self, gradient: Tensor, master: Tensor, moments: list[Tensor]) -> None:
         facts = self.settings
-        mean, square = self.moments
-        self.master.mul_(1 - facts.learning_rate * facts.weight_decay)
+        mean, square = moments
+        master.mul_(1 - facts.learning_rate * facts.weight_decay)
         mean.lerp_(gradient, 1 - facts.beta1)
         square.mul_(facts.beta2).addcmul_(gradient, gradient, value=1 - facts.beta2)
         correction1 = 1 - facts.beta1**self.steps
         correction2 = (1 - facts.beta2**self.steps) ** 0.5
         scale = (square.sqrt() / correction2).add_(facts.epsilon)
-        self.master.addcdiv_(mean, scale, value=-(facts.learning_rate / correction1))
+        master.addcdiv_(mean, scale, value=-(facts.learning_rate / correction1))
 
-    def _sgd(self, gradient: Tensor) -> None:
+    def _sgd(self, gradient: Tensor, master: Tensor, moments: list[Tensor]) -> None:
         facts = self.settings
         if facts.weight_decay:
-            gradient = gradient.add(self.master, alpha=facts.weight_decay)
-        self.master.add_(gradient, alpha=-facts.learning_rate)
+            gradient = gradient.add(master, alpha=facts.weight_decay)
+        for moment in moments:
+            gradient = moment.mul_(facts.momentum).add_(gradient)
+        master.add_(gradient, alpha=-facts.learning_rate)
 
 
 def sum_of_squares(flat: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:

@@ -16,6 +16,7 @@ from piper.annotation import Trace, tracing
 from piper.capture.calling import loss_of
 from piper.runtime.cuts import IslandCuts, parameters_of_several_islands, places_of_tags
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
+from piper.runtime.dtypes import DTYPES
 from piper.runtime.init import (
     counted_tokens,
     initial_value,
@@ -78,9 +79,13 @@ class SameTree:
         self.leaf_of = {
             (home, name): leaf for (stage, name), leaf in self.trained.items() for home in self.homes[stage]
         }
-        self.masters = _masters(self.leaf_of, seed=settings.seed)
+        states = plan.training.states
+        own = states.master_bytes(0) > 0
+        self.masters = _masters(self.leaf_of, seed=settings.seed, own=own)
+        self.gradient_dtype = DTYPES[states.gradient]
         self.optimizers = {
-            holder: ShardState.new(settings.optimizer, master) for holder, master in self.masters.items()
+            holder: ShardState.new(settings.optimizer, master, moment_dtype=DTYPES[states.moment])
+            for holder, master in self.masters.items()
         }
 
     def step(self, number: int, batch: Tensor) -> Expected:
@@ -94,7 +99,7 @@ class SameTree:
         }
         norm, factor = self._clip(gradients)
         for holder, optimizer in self.optimizers.items():
-            optimizer.step(gradients[holder] * factor)
+            optimizer.step(gradients[holder].float() * factor)
         self._write_back()
         parameters = {holder: leaf.detach() for holder, leaf in self.leaf_of.items()}
         return Expected(losses=losses, gradients=gradients, parameters=parameters, grad_norm=norm)
@@ -117,6 +122,7 @@ class SameTree:
             runs=[routes.accumulation_runs for routes in self.routes],
             homes=self.homes,
             shapes={holder: master.shape for holder, master in self.masters.items()},
+            dtype=self.gradient_dtype,
         )
         for microbatch in self._microbatch_order():
             samples = samples_of(self.plan, replica=replica, microbatch=microbatch)
@@ -210,12 +216,14 @@ class _Accumulator:
         runs: per pipeline rank, parameter -> runs of (stage, microbatch) in order.
         homes: stage -> pipeline ranks; with two, each takes microbatches of its own.
         shapes: of all gradients.
-        sums: fp32, run by run.
+        dtype: of the sums.
+        sums: run by run.
     """
 
     runs: Sequence[dict[str, tuple[tuple[tuple[int, int], ...], ...]]]
     homes: dict[int, tuple[int, ...]]
     shapes: dict[Holder, torch.Size]
+    dtype: torch.dtype
     sums: dict[Holder, list[Tensor]] = field(init=False)
     _order: dict[Holder, tuple[tuple[int, tuple[int, int]], ...]] = field(init=False)
     _early: dict[tuple[int, int, str], Tensor | None] = field(default_factory=dict)
@@ -225,7 +233,7 @@ class _Accumulator:
         self.sums, self._order = {}, {}
         for holder, shape in self.shapes.items():
             runs = self.runs[holder[0]].get(holder[1], ((),))
-            self.sums[holder] = [torch.zeros(shape) for _ in runs]
+            self.sums[holder] = [torch.zeros(shape, dtype=self.dtype) for _ in runs]
             self._order[holder] = tuple((number, pair) for number, run in enumerate(runs) for pair in run)
 
     def add(self, microbatch: int, gradients: dict[tuple[int, str], Tensor | None]) -> None:
@@ -281,7 +289,7 @@ class WholeBatch:
             nn.utils.clip_grad_norm_(self.own.parameters(), self.plan.training.clip_grad_norm, foreach=False)
         for parameter in self.own.parameters():
             if parameter.grad is not None:
-                ShardState.new(self.settings.optimizer, parameter.detach()).step(parameter.grad)
+                ShardState.new(self.settings.optimizer, parameter.detach()).step(parameter.grad.float())
         return {name: parameter.detach() for name, parameter in self.own.named_parameters()}
 
     def _backward(self, module: nn.Module, number: int, batch: Tensor) -> tuple[float, dict[str, Tensor]]:
@@ -314,12 +322,12 @@ def _homes(plan: Plan) -> dict[int, tuple[int, ...]]:
     return homes
 
 
-def _masters(leaf_of: dict[Holder, Tensor], *, seed: int) -> dict[Holder, Tensor]:
-    """Return the fp32 values that the optimizer changes: the memory of an fp32 leaf, for its first holder."""
+def _masters(leaf_of: dict[Holder, Tensor], *, seed: int, own: bool) -> dict[Holder, Tensor]:
+    """Return what the optimizer changes: fp32 masters, or the memory of a leaf, for its first holder."""
     found: dict[Holder, Tensor] = {}
     taken: set[int] = set()
     for holder, leaf in sorted(leaf_of.items(), key=lambda item: item[0]):
-        if leaf.dtype != torch.float32:
+        if own:
             found[holder] = initial_value(holder[1], tuple(leaf.shape), seed=seed)
         else:
             found[holder] = leaf.detach().clone() if id(leaf) in taken else leaf.detach()

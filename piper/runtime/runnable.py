@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import pairwise
 
 from piper.errors import JobError
 from simulator.plan import DevicePlan, Plan, Region, StateDtypes
 
-_OPTIMIZERS = ("adamw", "sgd")
+_OPTIMIZERS = ("adamw", "sgd", "momentum")
+_FLOATS = ("fp32", "bf16", "fp16")
 
 
 def require_runnable(plan: Plan) -> None:
@@ -16,20 +16,23 @@ def require_runnable(plan: Plan) -> None:
     if any(device.mesh is not None for device in plan.device_plans):
         raise _refused("stages with meshes of their own", "use one mesh for all stages")
     _check_cuts(plan)
-    if plan.training.states != StateDtypes.of(plan.training.dtype):
-        changed = _changed(plan.training.states, StateDtypes.of(plan.training.dtype))
-        raise _refused(changed, "leave out what changes the dtypes of gradients and states")
+    _check_states(plan.training.states, StateDtypes.of(plan.training.dtype))
     if plan.training.optimizer not in _OPTIMIZERS:
-        raise _refused(f"optimizer={plan.training.optimizer}", "use adamw or sgd")
+        raise _refused(f"optimizer={plan.training.optimizer}", "use adamw, momentum or sgd")
     for device in plan.device_plans:
         _check_buckets(device)
 
 
-def _changed(states: StateDtypes, usual: StateDtypes) -> str:
-    """Return the first dtype that is not the usual one, as a stack writes it."""
-    names = (field.name for field in fields(states))
-    name = next(name for name in names if getattr(states, name) != getattr(usual, name))
-    return f"{name}_dtype={getattr(states, name)}"
+def _check_states(states: StateDtypes, usual: StateDtypes) -> None:
+    """Refuse what travels or is kept in numbers other than those that sums and parameters are in."""
+    for name, value in (("reduce", states.gradient), ("gather", usual.gather), ("shard", usual.shard)):
+        found = getattr(states, name)
+        if found != value:
+            raise _refused(f"{name}_dtype={found}", f"leave {name}_dtype out: here it is {value}")
+    for name in ("gradient", "moment"):
+        found = getattr(states, name)
+        if found not in _FLOATS:
+            raise _refused(f"{name}_dtype={found}", f"use one of {', '.join(_FLOATS)}")
 
 
 def _check_cuts(plan: Plan) -> None:

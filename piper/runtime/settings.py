@@ -13,10 +13,10 @@ _MOST_PADDING = 0.5
 
 REDUCTIONS = ("native", "ordered")
 
-LEARNING_RATES = {"adamw": 1e-3, "sgd": 1e-2}
+LEARNING_RATES = {"adamw": 1e-3, "sgd": 1e-2, "momentum": 1e-2}
 """Defaults of `torch.optim.AdamW`, and ten times that for SGD, whose steps are not normalised."""
 
-WEIGHT_DECAYS = {"adamw": 1e-2, "sgd": 0.0}
+WEIGHT_DECAYS = {"adamw": 1e-2, "sgd": 0.0, "momentum": 0.0}
 """Defaults of `torch.optim`."""
 
 
@@ -25,10 +25,11 @@ class OptimizerSettings:
     """An elementwise optimizer.
 
     Args:
-        name: "adamw" or "sgd" (without momentum).
+        name: "adamw", "sgd" (without momentum) or "momentum" (SGD with it).
         learning_rate: constant over the run.
         weight_decay: decoupled for AdamW; added to the gradient for SGD.
         beta1, beta2, epsilon: AdamW only; defaults of `torch.optim.AdamW`.
+        momentum: of "momentum" only (0.9: Sutskever et al. 2013 and the examples of torch.optim.SGD).
     """
 
     name: str
@@ -37,6 +38,7 @@ class OptimizerSettings:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         require_known(self.name, list(LEARNING_RATES), where="piper run", field="optimizer", error=JobError)

@@ -26,7 +26,7 @@ class FlatBucket:
 
     Args:
         parameters: flat, those of `held`, compute dtype.
-        gradients: flat fp32 sums (main gradients), those of `summed`.
+        gradients: flat sums (main gradients) in the plan's gradient dtype, those of `summed`.
         places: parameter -> range.
         numel: elements of the whole bucket, padding included.
         held, summed: ranges of `parameters` and `gradients`: all, or the shard.
@@ -176,17 +176,23 @@ class RankState:
         held, summed, shard = (found(plan, rank, index) for found in (held_range, summed_range, shard_range))
         parameters = full[slice(*held)].to(dtype, copy=held != (0, facts.padded_numel))
         master = full[slice(*shard)].clone()
-        if dtype == torch.float32:
+        owns_master = plan.training.states.master_bytes(facts.zero) > 0
+        if not owns_master:
             master = part_of(parameters, has=held, wanted=shard)
         self.buckets[index] = FlatBucket(
             parameters=parameters,
-            gradients=torch.zeros(summed[1] - summed[0]),
+            gradients=torch.zeros(summed[1] - summed[0], dtype=DTYPES[plan.training.states.gradient]),
             places=places,
             numel=facts.padded_numel,
             held=held,
             summed=summed,
             shard=shard,
-            state=ShardState.new(settings.optimizer, master, owns_master=dtype != torch.float32),
+            state=ShardState.new(
+                settings.optimizer,
+                master,
+                owns_master=owns_master,
+                moment_dtype=DTYPES[plan.training.states.moment],
+            ),
             at_home=parameters,
         )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from piper.runtime.context import RankContext
 from piper.runtime.step import StepState
 from simulator.plan import COMPUTE_KINDS, Task
@@ -23,8 +21,8 @@ def buckets_of(context: RankContext, step: StepState, task: Task) -> Iterator[No
     if task.kind in COMPUTE_KINDS:
         for buffer in task.allocates:
             if buffer in routes.run_sums:
-                numel = state.buckets[routes.run_sums[buffer]].numel
-                step.bring(buffer, numel=numel, dtype=torch.float32).zero_()
+                bucket = state.buckets[routes.run_sums[buffer]]
+                step.bring(buffer, numel=bucket.numel, dtype=bucket.gradients.dtype).zero_()
         for buffer in task.reads:
             if buffer in routes.run_sums:
                 state.run_sums[routes.run_sums[buffer]] = step.brought[buffer]

@@ -27,10 +27,11 @@ def update(context: RankContext, step: StepState, task: Task) -> None:
     if step.number == 0:
         context.state.note_reached(task.bucket)
     if context.settings.verify:
-        step.evidence[task.bucket] = gradient.clone()
+        step.evidence[task.bucket] = gradient.float().clone()
+    gradient = gradient.float()
     if step.grad_norm is not None:
         gradient = gradient * step.clip_factor
     bucket.state.step(gradient)
-    if bucket.state.master.dtype != bucket.parameters.dtype:
+    if bucket.state.owns_master:
         bucket.shard_parameters().copy_(bucket.state.master)
     bucket.gradients.zero_()

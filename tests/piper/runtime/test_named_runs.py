@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.piper.runtime.ledgers import differences
-from tests.piper.runtime.named_runs import compiled_job, require_equal, run_job, run_named
+from tests.piper.runtime.named_runs import BITWISE, compiled_job, require_equal, run_job, run_named
 from tests.piper.runtime.toy import SEQ
 
 STATE = [
@@ -63,3 +63,27 @@ def test_recomputation_changes_no_loss_of_a_model_with_dropout() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert losses[0] == losses[1] == losses[2]
+
+
+NUMBERS = {
+    "gradients in bf16": ("dp=2,zero=2", {"dtype": "bf16"}, {"gradient_dtype": "bf16"}),
+    "gradients in bf16, gathered": ("dp=2,zero=3", {"dtype": "bf16"}, {"gradient_dtype": "bf16"}),
+    "no masters": ("pp=2,zero=1", {"dtype": "bf16"}, {"master_dtype": "none"}),
+    "moments in bf16, on the host": (
+        "dp=2,zero=1,offload=optimizer",
+        {"optimizer": "adamw"},
+        {"moment_dtype": "bf16"},
+    ),
+    "momentum": ("dp=2,zero=1", {"optimizer": "momentum"}, {}),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_states_in_other_numbers_train_as_one_process_with_these(name: str) -> None:
+    strategy, options, states = NUMBERS[name]
+    settings = tuple((f"strategy.{key}", value) for key, value in states.items())
+    job = compiled_job("tiny-llama", strategy, global_batch=2, settings=settings, **options)
+    outcome = run_job(job)
+    assert outcome.differing == ()
+    assert outcome.result["max_relative_error"] == BITWISE
+    assert differences(job, outcome) == []

@@ -27,12 +27,14 @@ from tests.piper.runtime.jobs import plan_of
 
 
 @settings(deadline=None, max_examples=20)
-@given(cuts=st.lists(st.integers(1, 99), max_size=4), name=st.sampled_from(["adamw", "sgd"]))
+@given(cuts=st.lists(st.integers(1, 99), max_size=4), name=st.sampled_from(["adamw", "sgd", "momentum"]))
 def test_shards_are_updated_bit_by_bit_as_torch_updates_the_whole(cuts: list[int], name: str) -> None:
     start = torch.randn(100, generator=torch.Generator().manual_seed(1))
     whole = start.clone()
     facts = default_optimizer(name)
     options = {"lr": facts.learning_rate, "weight_decay": facts.weight_decay, "foreach": False}
+    if name == "momentum":
+        options["momentum"] = facts.momentum
     reference = (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)([whole], **options)
     bounds = sorted({0, 100, *cuts})
     shards = [start[a:b].clone() for a, b in pairwise(bounds)]
