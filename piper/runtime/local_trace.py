@@ -100,8 +100,8 @@ def trace_local(module: nn.Module, inputs: Sequence[Tensor], *, cutting: Cutting
                     where=where,
                     field="module",
                     value=str(error).splitlines()[0],
-                    rule="fails on the pieces that one rank has",
-                    fix="ask tensors for their sizes in forward, or run with tp=1, cp=1, ep=1",
+                    rule="fails on the pieces that one rank has (of attention, whole heads of keys and values)",
+                    fix="take fewer ranks of tp, or ask tensors for their sizes in forward",
                 ) from error
     mode.tracing.loss = mode.number(loss)
     return _Replacing(

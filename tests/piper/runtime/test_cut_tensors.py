@@ -103,6 +103,7 @@ def test_fewer_heads_of_keys_than_ranks_are_refused(tmp_path: Path) -> None:
         ("phi3", "tp=2", "chunk.*splits features that tensor parallelism cuts"),
         ("bloom", "tp=2", "attn_mask.*has a part for every head, and a rank has 2 heads"),
         ("bloom", "cp=2", "attn_mask.*cannot go round with keys and values"),
+        ("llama", "tp=4", "unflatten.*whole heads of keys and values.*take fewer ranks of tp"),
     ],
 )
 def test_code_that_means_something_else_on_a_piece_is_refused(
