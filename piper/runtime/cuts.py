@@ -115,6 +115,10 @@ class IslandCuts(TorchFunctionMode):
             self._home.setdefault(id(tensor), self._here)
         return result
 
+    def views_of(self, leaf: Tensor) -> dict[int, Tensor]:
+        """Return first segment of an island -> its own view of a parameter that several islands use."""
+        return {place.first: view for (of, place), view in self._views.items() if of == id(leaf)}
+
     def _own(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf

@@ -171,6 +171,7 @@ def _digest(plan: Plan, program: Program) -> str:
     for rank in range(plan.num_pipeline_ranks):
         routes = Routes(plan=plan, pipeline_rank=rank)
         facts += [routes.device.stages, sorted(routes.accumulation_runs.items())]
+        facts += [sorted((use, parts) for use, parts in routes.part_order.items() if len(parts) > 1)]
         facts += [
             (sorted(offsets(plan, rank, bucket)), routes.levels(bucket))
             for bucket in owned_buckets(plan, rank)

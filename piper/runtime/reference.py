@@ -32,7 +32,7 @@ from piper.runtime.reductions import sum_in_order
 from piper.runtime.routes import Routes, counted_ranges, offsets, owned_buckets
 from piper.runtime.settings import RunSettings
 from piper.runtime.sources import Source, build
-from simulator.plan import Plan
+from simulator.plan import NONE, Plan
 
 Holder = tuple[int, str]
 """(pipeline rank, parameter): a tied parameter has several."""
@@ -126,21 +126,40 @@ class SameTree:
         )
         for microbatch in self._microbatch_order():
             samples = samples_of(self.plan, replica=replica, microbatch=microbatch)
-            loss = self._loss(number, batch, samples)
+            loss, cut = self._loss(number, batch, samples)
             losses[replica, microbatch] = float(loss.detach())
             mean = loss / counted_tokens(batch)
-            found = torch.autograd.grad(mean, list(self.trained.values()), allow_unused=True)
-            sums.add(microbatch, dict(zip(self.trained, found, strict=True)))
+            sums.add(microbatch, self._gradients(mean, cut, microbatch))
         sums.add_forgotten()
         self._sum_tied(sums.sums)
         return sums.sums
 
-    def _loss(self, number: int, batch: Tensor, samples: Sequence[int]) -> Tensor:
+    def _gradients(
+        self, mean: Tensor, cut: IslandCuts, microbatch: int
+    ) -> dict[tuple[int, str], Tensor | None]:
+        """Return the gradients of one microbatch; those of several islands summed as the plan does."""
+        parts: dict[tuple[int, str, int], Tensor] = {}
+        for (stage, name), leaf in self.trained.items():
+            views = cut.views_of(leaf) if name in self.shared else {}
+            parts |= {(stage, name, first): view for first, view in (views or {NONE: leaf}).items()}
+        made = torch.autograd.grad(mean, list(parts.values()), allow_unused=True)
+        found = dict(zip(parts, made, strict=True))
+        total: dict[tuple[int, str], Tensor | None] = dict.fromkeys(self.trained)
+        for stage, name in self.trained:
+            order = next((o for r in self.routes if (o := r.part_order.get((stage, microbatch, name)))), ())
+            known = [first for _, _, first in (key for key in parts if key[:2] == (stage, name))]
+            for first in (*(f for f in order if f in known), *(f for f in known if f not in order)):
+                part, before = found[stage, name, first], total[stage, name]
+                if part is not None:
+                    total[stage, name] = part if before is None else before + part
+        return total
+
+    def _loss(self, number: int, batch: Tensor, samples: Sequence[int]) -> tuple[Tensor, IslandCuts]:
         rows = batch[samples[0] : samples[-1] + 1]
         keys = DropoutKeys(seed=self.settings.seed, step=number, samples=samples)
-        with tracing() as trace, KeyedDropout(keys), self._cut(trace):
+        with tracing() as trace, KeyedDropout(keys), self._cut(trace) as cut:
             loss: Tensor = loss_of(self.module, inputs_of(rows), labels_of(rows))
-        return loss
+        return loss, cut
 
     def _cut(self, trace: Trace) -> IslandCuts:
         names = {id(p): name for name, p in self.module.named_parameters() if name in self.shared}

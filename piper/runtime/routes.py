@@ -282,7 +282,7 @@ class Routes:
         """Return parameter -> runs of (stage, microbatch), in the order in which gradients are added.
 
         [Note: summation tree]
-        The parts of one microbatch and stage are summed first (last part first, as autograd does), the
+        The parts of one microbatch and stage are summed first (as their tasks follow each other), the
         total is added to its run when the last part is there. A run is what one reduction takes: the whole
         step, or neighbouring backward tasks. Then come tied holders, then replicas level by level, in rank
         order; runs that are reduced on their own are added up after that, in order.
@@ -301,6 +301,16 @@ class Routes:
                     runs = order.setdefault(name, {})
                     runs.setdefault(run, []).append((task.stage, task.microbatch))
         return {name: tuple(map(tuple, runs.values())) for name, runs in order.items()}
+
+    @cached_property
+    def part_order(self) -> dict[tuple[int, int, str], tuple[int, ...]]:
+        """Return (stage, microbatch, parameter) -> islands, by first segment, in the order of their parts."""
+        order: dict[tuple[int, int, str], list[int]] = {}
+        for task in self.tasks:
+            for island in self.islands_back(task) if task.kind in _GIVE_GRADIENTS else ():
+                for name in island.parameters:
+                    order.setdefault((task.stage, task.microbatch, name), []).append(island.first)
+        return {use: tuple(firsts) for use, firsts in order.items()}
 
     @cached_property
     def accumulation_order(self) -> dict[str, tuple[tuple[int, int], ...]]:
