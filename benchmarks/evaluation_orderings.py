@@ -20,7 +20,7 @@ from rank_order import replica_by_replica
 from piper.predict import Job, compile_job
 from piper.strategy import Strategy, load_strategy
 from simulator import build_workload, simulate, summarize
-from simulator.plan import NONE, TaskKind
+from simulator.plan import NONE, Plan, TaskKind
 
 DATA = Path(__file__).parent / "published_evaluation"
 CLUSTER = str(DATA / "a100_efa.yaml")
@@ -51,6 +51,9 @@ class Run:
         zero: stage.
         bucket_mb: most gradients in a bucket, 0: one bucket per stage.
         by_replica: whether the ranks of a replica, not of a stage, are neighbours.
+        weights_again: whether gradients of weights that were put off go through the backward again, as they
+            do in the published system; ours keeps what they need.
+        cross_entropy: how the loss is computed, of `model.cross_entropy`.
     """
 
     model: str
@@ -62,6 +65,8 @@ class Run:
     zero: int = 1
     bucket_mb: int = 0
     by_replica: bool = False
+    weights_again: bool = False
+    cross_entropy: str = "unfused"
 
     @property
     def strategy(self) -> str:
@@ -84,14 +89,32 @@ def predicted(run: Run) -> dict[str, Any]:
             cluster=CLUSTER,
             seq_len=SEQ_LEN,
             global_batch=2 * run.pp * run.micro_batch * run.dp,
+            clip_grad_norm=None,
+            settings=(("model.cross_entropy", run.cross_entropy),),
         )
     )
-    prices = compiled.cost_model
+    plan, prices = compiled.plan, compiled.cost_model
+    if run.weights_again:
+        plan = with_weights_again(plan)
     if run.by_replica:
         prices = replica_by_replica(prices, pp=run.pp, dp=run.dp)
-    workload = build_workload(compiled.plan, prices)
-    timeline = simulate(compiled.plan, prices, workload=workload)
-    return summarize(compiled.plan, timeline, prices, workload=workload)
+    workload = build_workload(plan, prices)
+    timeline = simulate(plan, prices, workload=workload)
+    return summarize(plan, timeline, prices, workload=workload)
+
+
+def with_weights_again(plan: Plan) -> Plan:
+    """Return a plan in which every BW first does what the BIs of its stage and microbatch did."""
+    works = list(plan.works)
+    for device in plan.device_plans:
+        table = device.tasks
+        for task in np.flatnonzero(table.kind == TaskKind.BW).tolist():
+            same = (table.stage == table.stage[task]) & (table.microbatch == table.microbatch[task])
+            inputs = table.work[same & (table.kind == TaskKind.BI)].tolist()
+            work = plan.works[table.work[task]]
+            again = [operation for number in inputs for operation in plan.works[number].operations]
+            works[table.work[task]] = replace(work, operations=(*again, *work.operations))
+    return replace(plan, works=tuple(works))
 
 
 SCHEDULE_SETUPS = ({"model": "1b", "pp": 8, "dp": 4, "ep": 4}, {"model": "9b", "pp": 4, "dp": 4, "ep": 4})
@@ -111,6 +134,7 @@ def schedules(micro_batches: Iterable[int]) -> list[dict[str, Any]]:
 def _schedule_row(run: Run) -> dict[str, Any]:
     found = {name: predicted(replace(run, schedule=name)) for name in SCHEDULES}
     times = {name: result["step_time_s"] for name, result in found.items()}
+    again_s = predicted(replace(run, schedule="dualpipe_v", weights_again=True))["step_time_s"]
     return {
         "model": run.model,
         "gpus": run.pp * run.dp,
@@ -121,6 +145,10 @@ def _schedule_row(run: Run) -> dict[str, Any]:
         "interleaved_over_1f1b": times["1f1b"] / times["interleaved_1f1b"],
         "dualpipe_v_over_1f1b": times["1f1b"] / times["dualpipe_v"],
         "dualpipe_v_over_interleaved": times["interleaved_1f1b"] / times["dualpipe_v"],
+        "dualpipe_v_weights_again": {
+            "over_1f1b": times["1f1b"] / again_s,
+            "over_interleaved": times["interleaved_1f1b"] / again_s,
+        },
     }
 
 
@@ -168,20 +196,30 @@ def largest_micro_batch(run: Run) -> int:
     return low
 
 
-def scaling(micro_batch: int) -> list[dict[str, Any]]:
-    """Return throughput over numbers of pipeline ranks and replicas."""
-    runs = [
-        Run(model="1b", pp=pp, dp=dp, zero=0, micro_batch=micro_batch) for pp in (2, 4, 8) for dp in (2, 4)
-    ]
-    return [
-        {
-            "pp": run.pp,
-            "dp": run.dp,
-            "micro_batch": micro_batch,
-            "tokens_per_s": predicted(run)["tokens_per_s"],
-        }
-        for run in runs
-    ]
+def scaling(micro_batch: int, *, cross_entropy: str = "unfused") -> list[dict[str, Any]]:
+    """Return throughput over numbers of pipeline ranks and replicas.
+
+    `fullest_rank`: the part of all work that the rank with the most of it has; `busy_of_fullest_rank`: how
+    much of the step it computes.
+    """
+    rows = []
+    for pp in (2, 4, 8):
+        for dp in (2, 4):
+            run = Run(model="1b", pp=pp, dp=dp, zero=0, micro_batch=micro_batch, cross_entropy=cross_entropy)
+            found = predicted(run)
+            busy_s = [rank["busy_s"] for rank in found["ranks"]]
+            rows.append(
+                {
+                    "pp": pp,
+                    "dp": dp,
+                    "micro_batch": micro_batch,
+                    "cross_entropy": cross_entropy,
+                    "tokens_per_s": found["tokens_per_s"],
+                    "fullest_rank": max(busy_s) / sum(busy_s),
+                    "busy_of_fullest_rank": max(busy_s) / found["step_time_s"],
+                }
+            )
+    return rows
 
 
 PP, DP = 8, 4
@@ -231,7 +269,11 @@ def main() -> None:
         "published": PUBLISHED,
         "schedules": schedules([MICRO_BATCH] if options.quick else [4, 8, 16]),
         "zero_memory": zero_memory(ZERO_SETUPS[:1] if options.quick else ZERO_SETUPS),
-        "scaling": scaling(MICRO_BATCH),
+        "scaling": [
+            row
+            for size, loss in ((MICRO_BATCH, "unfused"), (16, "unfused"), (16, "fused"))
+            for row in scaling(size, cross_entropy=loss)
+        ],
         "all_to_all_slowdown": all_to_all_slowdowns(),
     }
     print(json.dumps(result))

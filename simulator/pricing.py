@@ -1,10 +1,14 @@
-"""Pricing: one row of seconds, band and provenance per distinct work, transfer, collective and host copy."""
+"""Pricing: one row of seconds, band and provenance per distinct work, transfer, collective and host copy.
+
+[Note: fewer processors]  Where processors are shared: as many as a collective usually takes keep its links
+    busy, and each moves its part of the bytes. With fewer (rule of its stream), bytes take as much longer.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +77,7 @@ class Question:
         size_bytes: as in `Task`.
         source, target: transfers: pipeline ranks. Host copies: both are where the copy is made.
         group: collectives: index in `Plan.groups`.
+        sms: collectives: processors that the rule of the stream leaves them, or NONE.
     """
 
     work: int = NONE
@@ -81,6 +86,7 @@ class Question:
     source: int = NONE
     target: int = NONE
     group: int = NONE
+    sms: int = NONE
 
 
 def price_tasks(
@@ -149,7 +155,7 @@ class _Pricer:
             ),
             (
                 np.isin(kind, _COLLECTIVES),
-                {"kind": kind, "group": group, "size_bytes": size},
+                {"kind": kind, "group": group, "size_bytes": size, "sms": budgets(self.plan)},
                 self._collective,
             ),
             (np.isin(kind, _COPIES), copied, self._host_copy),
@@ -200,8 +206,28 @@ class _Pricer:
         asked = COLLECTIVE_OF[TaskKind(question.kind)]
         return self._slowest_of(
             self._distinct(("collective", question.group), lambda: group.members),
-            lambda ranks: self.cost_model.collective(asked, size_bytes=size, ranks=ranks),
+            lambda ranks: self._with_fewer_processors(
+                self.cost_model.collective(asked, size_bytes=size, ranks=ranks), question, ranks
+            ),
             what=f"{asked.value} of {size} bytes over group {group.name}",
+        )
+
+    def _with_fewer_processors(self, price: Price, question: Question, ranks: Sequence[int]) -> Price:
+        """Return the price of a collective under the budget of its stream; [Note: fewer processors]."""
+        num_ranks = self.plan.num_ranks
+        if question.sms == NONE or not price.seconds or self.cost_model.machine(num_ranks) is None:
+            return price
+        use = self.cost_model.collective_use(
+            COLLECTIVE_OF[TaskKind(question.kind)],
+            size_bytes=question.size_bytes,
+            members=np.array([ranks], dtype=np.int64),
+            num_ranks=num_ranks,
+        )
+        latency_s = min(use.latency_s, price.seconds)
+        slower = max(use.processors / question.sms, 1.0)
+        scale = (latency_s + (price.seconds - latency_s) * slower) / price.seconds
+        return replace(
+            price, seconds=price.seconds * scale, low_s=price.low_s * scale, high_s=price.high_s * scale
         )
 
     def _host_copy(self, question: Question) -> _Row:
@@ -230,6 +256,16 @@ def transfer_pairs(plan: Plan, source: int, target: int) -> list[tuple[int, int]
     """Return who sends to whom when pipeline rank `source` sends to `target`: (rank, rank) by replica."""
     mesh = plan.mesh
     return list(zip(mesh.ranks(pp=source), mesh.ranks(pp=target), strict=True))
+
+
+def budgets(plan: Plan) -> npt.NDArray[np.int64]:
+    """Return the processors that the rule of each task's stream states, int64 [tasks], or NONE."""
+    stated = []
+    for device in plan.device_plans:
+        by_stream = {rule.stream: rule.sms for rule in device.stream_rules if rule.sms is not None}
+        of_stream = [by_stream.get(number, NONE) for number in range(len(device.streams))]
+        stated.append(np.array(of_stream, dtype=np.int64)[device.tasks.stream])
+    return np.concatenate(stated)
 
 
 def _valid(price: Price, what: str) -> Price:

@@ -22,7 +22,7 @@ from simulator import rules
 from simulator.distinct import distinct_rows
 from simulator.matching import Matching
 from simulator.plan import NONE, Plan, TaskKind
-from simulator.pricing import COLLECTIVE_OF, PriceTable, Question, transfer_pairs
+from simulator.pricing import COLLECTIVE_OF, PriceTable, Question, budgets, transfer_pairs
 from simulator.sharing.driving import driving_stream
 from simulator.sharing.sharing import Sharing
 
@@ -223,16 +223,11 @@ def _may_be_full(of_row: Ints, links: Ints, uses: Floats, *, flows: tuple[Ints, 
 def _processors(plan: Plan, rows: list[_Row], *, price: Ints, is_compute: npt.NDArray[np.bool_]) -> Ints:
     """Return what each communication holds; a rule about its stream goes before what is usual."""
     usual = np.array([row.processors for row in rows], dtype=np.int64)[price]
-    stated, copies = [], []
-    for device in plan.device_plans:
-        by_stream = {rule.stream: rule.sms for rule in device.stream_rules if rule.sms is not None}
-        rules_ = np.array([by_stream.get(number, NONE) for number in range(len(device.streams))])
-        collective = device.tasks.group != NONE
-        stated.append(np.where(collective, rules_[device.tasks.stream], NONE))
-        copies.append(np.isin(device.tasks.kind, (TaskKind.OFFLOAD, TaskKind.RELOAD)))
-    sms = np.concatenate(stated)
-    found = np.where(sms == NONE, usual, sms)
-    return np.where(is_compute | np.concatenate(copies), 0, found)
+    tables = [device.tasks for device in plan.device_plans]
+    collective = np.concatenate([table.group != NONE for table in tables])
+    copies = np.concatenate([np.isin(table.kind, (TaskKind.OFFLOAD, TaskKind.RELOAD)) for table in tables])
+    sms = np.where(collective, budgets(plan), NONE)
+    return np.where(is_compute | copies, 0, np.where(sms == NONE, usual, sms))
 
 
 def _priorities(plan: Plan) -> Ints:

@@ -30,6 +30,8 @@ def test_dualpipe_v_hides_the_exchange_of_experts(micro_batch: int) -> None:
     )
     assert 1.05 < small["dualpipe_v_over_1f1b"] < 1.2
     assert 1.05 < large["dualpipe_v_over_interleaved"] < 1.2
+    assert 1.05 < large["dualpipe_v_weights_again"]["over_1f1b"] < 1.25
+    assert large["dualpipe_v_weights_again"]["over_interleaved"] < large["dualpipe_v_over_interleaved"]
 
 
 def test_each_zero_stage_keeps_less_and_lets_larger_batches_fit() -> None:
@@ -47,6 +49,13 @@ def test_twice_the_replicas_train_nearly_twice_as_fast() -> None:
     for pp in (2, 4, 8):
         assert 1.9 < rates[pp, 4] / rates[pp, 2] <= 2.0
     assert rates[2, 4] < rates[4, 4] < rates[8, 4]
+
+
+def test_pipeline_ranks_are_limited_by_the_head_alone() -> None:
+    """The last of 8 stages has 2 of 16 layers and the head; it computes nearly all the time."""
+    (row,) = [row for row in evaluation.scaling(4) if (row["pp"], row["dp"]) == (8, 4)]
+    assert row["fullest_rank"] > 0.35
+    assert row["busy_of_fullest_rank"] > 0.85
 
 
 def test_an_all_to_all_is_slowed_by_a_concurrent_all_reduce_as_was_measured() -> None:

@@ -113,7 +113,7 @@ def test_exchanges_ring_shifts_and_host_copies_of_a_file_are_simulated(
     assert [rank["n_devices"] for rank in found["ranks"]] == [8, 8]
 
 
-def test_rules_of_streams_come_back_from_the_file_and_change_no_figure(
+def test_rules_of_streams_come_back_from_the_file_and_with_fewer_processors_collectives_take_longer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = exchanging()
@@ -127,7 +127,7 @@ def test_rules_of_streams_come_back_from_the_file_and_change_no_figure(
     for file in (ruled, plain):
         assert main(["simulate", str(file), "--json"]) == 0, capsys.readouterr().err
         times.append(json.loads(capsys.readouterr().out)["breakdown_s"])
-    assert times[0] == times[1]
+    assert sum(times[0].values()) > sum(times[1].values())
 
 
 def test_a_plan_meets_another_allocator_but_keeps_its_kernels(
