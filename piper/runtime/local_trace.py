@@ -100,7 +100,7 @@ def trace_local(module: nn.Module, inputs: Sequence[Tensor], *, cutting: Cutting
                     where=where,
                     field="module",
                     value=str(error).splitlines()[0],
-                    rule="fails on the pieces that one rank has (of attention, whole heads of keys and values)",
+                    rule="fails on the pieces of one rank (of attention, whole heads of keys and values)",
                     fix="take fewer ranks of tp, or ask tensors for their sizes in forward",
                 ) from error
     mode.tracing.loss = mode.number(loss)
