@@ -37,8 +37,8 @@ class Keeping:
         ledger: counts it.
         elsewhere: as in `Ledger.saved`.
         remade: segment -> the kinds of operations whose results are thrown away at once; None: all.
-        saved: segment -> what autograd saved while it ran, in order.
-        inside: segment -> those of them that are no tensors at its borders.
+        saved: remade segment -> what autograd saved while it ran, in order.
+        inside: segment -> what it saved and did not throw away, other than tensors at its borders.
         inputs: remade segment -> the tensors that it took from others.
     """
 
@@ -58,13 +58,14 @@ class Keeping:
         with self.ledger.saved(self.elsewhere, found), makers if kinds else nullcontext():
             made = run(*inputs, *others)
         borders = {_address(tensor) for tensor in (*inputs, *others, *made) if isinstance(tensor, Tensor)}
-        self.saved[number] = found
-        self.inside[number] = [saved for saved in found if saved.address not in borders]
+        inside = [saved for saved in found if saved.address not in borders]
         if number in self.remade:
             self.inputs[number] = tuple(_cut_off(tensor) for tensor in inputs)
-            for saved in self.inside[number]:
+            self.saved[number] = found
+            for saved in inside:
                 if kinds is None or makers.kinds.get(saved.address) in kinds:
                     saved.leave()
+        self.inside[number] = [saved for saved in inside if not saved.is_away]
         return made
 
     def run_again(self, number: int, run: Run, others: Sequence[object]) -> None:
@@ -72,10 +73,10 @@ class Keeping:
         found: list[Saved] = []
         with torch.enable_grad(), self.ledger.saved(self.elsewhere, found):
             made = run(*self.inputs.pop(number), *others)
-        places = self.saved[number]
+        places, kept = self.saved.pop(number), set(map(id, self.inside[number]))
         check_invariant(len(found) == len(places), f"segment {number} saves something else when made again")
         for place, new in zip(places, found, strict=True):
-            if place.is_away:
+            if id(place) not in kept and place.is_away:
                 place.come_back(new.tensor)
         del made
 
@@ -85,7 +86,7 @@ class Keeping:
         for number in sorted(number for number in self.inside if number >= first):
             if OnHost(taken).size_bytes == size_bytes:
                 break
-            taken += [saved for saved in self.inside[number] if not saved.is_away]
+            taken += self.inside[number]
         return OnHost(taken)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from piper.errors import JobError
-from simulator.plan import DevicePlan, Plan, Region, StateDtypes
+from simulator.plan import COMPUTE_KINDS, DevicePlan, Plan, Region, StateDtypes, TaskKind
 
 _OPTIMIZERS = ("adamw", "sgd", "momentum")
 _FLOATS = ("fp32", "bf16", "fp16")
@@ -20,6 +20,7 @@ def require_runnable(plan: Plan) -> None:
     if plan.training.optimizer not in _OPTIMIZERS:
         raise _refused(f"optimizer={plan.training.optimizer}", "use adamw, momentum or sgd")
     for device in plan.device_plans:
+        check_rings(device)
         _check_buckets(device)
 
 
@@ -91,6 +92,17 @@ def _check_experts(plan: Plan, region: Region) -> None:
             "give the annotated experts rows [tokens x top_k, hidden] sorted by expert, and the end of each "
             "expert's rows, [experts]",
         )
+
+
+def check_rings(device: DevicePlan) -> None:
+    """Refuse attention that waits for the end of the ring that it feeds: it would wait for ever."""
+    tasks = tuple(device.tasks)
+    for task in (task for task in tasks if task.kind in COMPUTE_KINDS):
+        for ring in (tasks[waited] for waited in task.waits if tasks[waited].kind is TaskKind.RING_SHIFT):
+            beside = task.first_segment <= ring.part <= task.last_segment and ring.phase == task.kind
+            if beside and (ring.stage, ring.microbatch) == (task.stage, task.microbatch):
+                what = f"a ring whose buffers {task.kind.name} of segment {ring.part} frees"
+                raise _refused(what, "use recompute=full or recompute=none with it")
 
 
 def _check_buckets(device: DevicePlan) -> None:

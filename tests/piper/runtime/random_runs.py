@@ -15,6 +15,7 @@ from typing import Any
 
 from piper.errors import JobError, StrategyError
 from piper.runtime import RunOutcome
+from piper.runtime.runnable import check_rings
 from simulator.plan import Plan
 from tests.piper.runtime.jobs import plan_of, train
 from tests.piper.runtime.named_runs import compiled_job, run_job
@@ -62,9 +63,17 @@ def draw(seed: int, folder: Path) -> tuple[Case, Plan, Callable[..., RunOutcome]
     while True:
         case = _toy(rng) if rng.random() < 0.6 else _decoder(rng)
         try:
-            return case, *case.ready(folder)
+            plan, run = case.ready(folder)
+            require_rings_runnable(plan)
         except (StrategyError, JobError):
             continue
+        return case, plan, run
+
+
+def require_rings_runnable(plan: Plan) -> None:
+    """Raise JobError for the one thing that the runtime refuses here; all else that is legal must run."""
+    for device in plan.device_plans:
+        check_rings(device)
 
 
 def _toy(rng: random.Random) -> Case:

@@ -5,8 +5,12 @@ Each strategy runs as the command would run it; references are shared ([Note: kn
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
+from piper.runtime.handlers import host
 from tests.piper.runtime.ledgers import differences
 from tests.piper.runtime.named_runs import BITWISE, compiled_job, require_equal, run_job, run_named
 from tests.piper.runtime.toy import SEQ
@@ -87,3 +91,14 @@ def test_states_in_other_numbers_train_as_one_process_with_these(name: str) -> N
     assert outcome.differing == ()
     assert outcome.result["max_relative_error"] == BITWISE
     assert differences(job, outcome) == []
+
+
+def test_a_late_copy_to_the_host_takes_nothing_that_was_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = host.offload
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.02)
+        original(*arguments)
+
+    monkeypatch.setattr(host, "offload", late)
+    require_equal(run_named("tiny-moe", "pp=2,offload=activations,recompute=selective", global_batch=2))

@@ -10,7 +10,7 @@ import pytest
 from piper.errors import JobError
 from piper.graph import CapturedModel
 from piper.runtime.runnable import require_runnable
-from simulator.plan import Cuts, Mesh, ParameterCut, Plan, Region
+from simulator.plan import Cuts, Mesh, ParameterCut, Plan, Region, TaskKind, TaskTable
 from tests.graphs import transformer
 from tests.jobs import compiled
 
@@ -102,3 +102,19 @@ def test_buckets_of_another_kind_are_refused() -> None:
     bucket = replace(first.buckets[0], kind="other")
     with pytest.raises(JobError, match="other buckets"):
         require_runnable(replace(found, device_plans=(replace(first, buckets=(bucket,)),)))
+
+
+def test_a_ring_that_attention_waits_for_is_refused() -> None:
+    found = compiled("cp=2", model=transformer_of, global_batch=2)
+    require_runnable(found)
+    (device,) = found.device_plans
+    tasks = list(device.tasks)
+    ring = next(i for i, task in enumerate(tasks) if task.kind is TaskKind.RING_SHIFT)
+    beside = next(
+        i for i, task in enumerate(tasks)
+        if task.kind is TaskKind.F and task.first_segment <= tasks[ring].part <= task.last_segment
+    )  # fmt: skip
+    tasks[beside] = replace(tasks[beside], waits=(*tasks[beside].waits, ring))
+    waiting = replace(device, tasks=TaskTable.from_tasks(tasks))
+    with pytest.raises(JobError, match=r"(?s)a ring whose buffers F of segment.*recompute=full"):
+        require_runnable(replace(found, device_plans=(waiting,)))
