@@ -30,6 +30,9 @@ TEXTS: dict[str, tuple[str, ...]] = {
 }
 """Dimensions that are not numbers, and the values that are tried. Orders are synthesized for a job that is
 known (`piper.search.synthesis`): only where that is asked for."""
+MOST = {"tp": 16, "cp": 16}
+"""Largest degrees that are tried unless they are stated: published runs have at most 16 of each (the largest
+are Narayanan et al. 2021 with tp = 8, Llama 3 405B with cp = 16, arXiv 2407.21783), and each costs probes."""
 DEGREES = ("gpus", "tp", "pp", "cp", "dp")
 _MAY_BE_ZERO = {"zero", "hsdp", "bucket_mb", "prefetch"}
 
@@ -57,7 +60,8 @@ class Choices:
     def divisors(self, name: str, number: int) -> tuple[int, ...]:
         """Return the values of a degree that divide a number."""
         stated = self.values.get(name)
-        listed = range(1, number + 1) if stated is None else sorted(int(value) for value in stated)
+        most = min(number, MOST.get(name, number))
+        listed = range(1, most + 1) if stated is None else sorted(int(value) for value in stated)
         return tuple(d for d in listed if number % d == 0 and self.allows(name, d))
 
     def allows(self, name: str, value: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from piper.errors import StrategyError
 from piper.schedules import copies_of, find_schedule, schedule_rows
 from piper.schedules.copies import Copies
-from piper.schedules.rows import Rows
+from piper.schedules.rows import Rows, Slot
 from simulator.plan import TaskKind
 
 Ints = npt.NDArray[np.int64]
@@ -83,20 +84,27 @@ def _of_rows(schedule: str, *, pp: int, vp: int, number: int) -> Ints:
 
 def held_of_rows(rows: Rows, copies: Copies) -> Ints:
     """Return int64 [ranks, stages on a rank] of rows, at the moment when most microbatches are held."""
-    found = []
-    for row in rows:
-        stages = sorted({copies.copy_of(task.stage)[0] for slot in row for task in slot})
-        place = {stage: number for number, stage in enumerate(stages)}
-        now = np.zeros(len(stages), dtype=np.int64)
-        fullest, most = now.copy(), 0
-        for slot in row:
-            born = [place[copies.copy_of(task.stage)[0]] for task in slot if task.kind is TaskKind.F]
-            gone = [place[copies.copy_of(task.stage)[0]] for task in slot if task.kind in _FREEING]
-            np.add.at(now, born, 1)
-            if now.sum() > most and not (born and gone):  # which is first of two that overlap is not known
-                most, fullest = int(now.sum()), now.copy()
-            np.subtract.at(now, gone, 1)
-            if now.sum() > most:
-                most, fullest = int(now.sum()), now.copy()
-        found.append(fullest)
-    return np.stack(found)
+    return np.array([_fullest(row, copies) for row in rows], dtype=np.int64)
+
+
+def _fullest(row: Sequence[Slot], copies: Copies) -> list[int]:
+    """Return the microbatches of each stage of a rank when it holds most, the stages rising."""
+    model_stage = {stage: copies.copy_of(stage)[0] for stage in {task.stage for slot in row for task in slot}}
+    place = {stage: number for number, stage in enumerate(sorted(set(model_stage.values())))}
+    of_stage = {stage: place[home] for stage, home in model_stage.items()}
+    now, total, most = [0] * len(place), 0, 0
+    fullest = list(now)
+    for slot in row:
+        born = [of_stage[task.stage] for task in slot if task.kind is TaskKind.F]
+        gone = [of_stage[task.stage] for task in slot if task.kind in _FREEING]
+        for stage in born:
+            now[stage] += 1
+        total += len(born)
+        if total > most and not (born and gone):  # which is first of two that overlap is not known
+            most, fullest = total, list(now)
+        for stage in gone:
+            now[stage] -= 1
+        total -= len(gone)
+        if total > most:
+            most, fullest = total, list(now)
+    return fullest

@@ -23,14 +23,14 @@ from piper.schedules.costs import Costs
 from piper.schedules.rows import Rows
 from piper.search.held import held_of_rows
 from simulator.compiled import kept
-from simulator.plan import NONE, TaskKind
+from simulator.plan import NONE, TaskKind, TaskName
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-MOST_TIMED = 96
+MOST_TIMED = 64
 """Microbatches up to which an order is timed as it is."""
-_ROUNDS = 3
+_ROUNDS = 2
 """Microbatches of the shorter one of two orders, in pipeline ranks: by then most schedules repeat."""
 _HOLDS_ALL = frozenset({"gpipe", "looped_bfs"})
 _FORWARD, _BACKWARD, _WEIGHTS = range(3)
@@ -164,6 +164,9 @@ def _counts(pp: int, number: int) -> tuple[int, ...]:
 
 def _timed(rows: Rows, copies: Copies, number: int) -> TimedOrder:
     done: dict[tuple[int, int, int], int] = {}
+    tasks = {(task.kind, task.stage): task for row in rows for slot in row for task in slot}
+    sources = {key: _source(task, copies) for key, task in tasks.items()}
+    homes = {stage: copies.copy_of(stage)[0] for _, stage in tasks}
     columns: list[tuple[int, ...]] = []
     place = [0] * len(rows)
     left = sum(len(row) for row in rows)
@@ -171,7 +174,11 @@ def _timed(rows: Rows, copies: Copies, number: int) -> TimedOrder:
         before = left
         for rank, row in enumerate(rows):
             while place[rank] < len(row):
-                needed = [_need(task, copies) for task in row[place[rank]]]
+                needed = [
+                    None if source is None else (*source, task.microbatch)
+                    for task in row[place[rank]]
+                    for source in [sources[task.kind, task.stage]]
+                ]
                 if any(need is not None and need not in done for need in needed):
                     break
                 first = len(columns)
@@ -180,7 +187,7 @@ def _timed(rows: Rows, copies: Copies, number: int) -> TimedOrder:
                     source = NONE if need is None else done[need]
                     columns.append(
                         (
-                            rank, copies.copy_of(task.stage)[0], kind, int(task.kind is TaskKind.B), source,
+                            rank, homes[task.stage], kind, int(task.kind is TaskKind.B), source,
                             int(source != NONE and columns[source][0] != rank),
                             first if len(columns) > first else NONE,
                         )
@@ -196,15 +203,15 @@ def _timed(rows: Rows, copies: Copies, number: int) -> TimedOrder:
     return TimedOrder(num_microbatches=number, **parts)
 
 
-def _need(task: Any, copies: Copies) -> tuple[int, int, int] | None:
-    """Return (virtual stage, pass, microbatch) whose result a pass needs, or None: only its rank's order."""
+def _source(task: TaskName, copies: Copies) -> tuple[int, int] | None:
+    """Return (virtual stage, pass) whose result a pass needs, or None: only its rank's order."""
     if task.kind is TaskKind.BW:
-        return (task.stage, _BACKWARD, task.microbatch)
+        return (task.stage, _BACKWARD)
     forward = task.kind is TaskKind.F
     source = copies.goal(task.stage, forward=not forward)
     if source != NONE:
-        return (source, _FORWARD if forward else _BACKWARD, task.microbatch)
-    return None if forward else (task.stage, _FORWARD, task.microbatch)
+        return (source, _FORWARD if forward else _BACKWARD)
+    return None if forward else (task.stage, _FORWARD)
 
 
 def _timing(  # noqa: PLR0917 (a kernel takes arrays)

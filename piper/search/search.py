@@ -25,7 +25,7 @@ from piper.predict import Job
 from piper.search.choices import Choices, choices_of, require_values
 from piper.search.conflicts import Constraint, smallest_conflict, written
 from piper.search.evaluate import Evaluator, simulate_in_worker, start_worker
-from piper.search.frontier import Frontier
+from piper.search.frontier import NEAR, Frontier
 from piper.search.outcome import Outcome, SearchResult
 from piper.search.rounds import INTERRUPTED, Rounds, Simulate
 from piper.search.space import Space
@@ -149,7 +149,7 @@ def _first_answer(
         return None
     frontier = _frontier(request, evaluator, space)
     while not any(not p.unlikely for p in frontier.points) and frontier.lowest < float("inf"):
-        frontier.grow(float("inf"))
+        frontier.grow(frontier.lowest * NEAR)
     likely = min((p for p in frontier.points if not p.unlikely), default=None)
     if likely is None:
         return None
