@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from piper.errors import JobError
+from piper.errors import JobError, StrategyError
 from piper.graph import CapturedModel, units_of
 from piper.graph.experts import count_experts
 from piper.predict import Job, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
@@ -44,9 +44,13 @@ class Evaluator:
 
     Args:
         job: with gpus and global_batch stated; its strategy is not used.
+        reserve_bytes: of a device, to leave free.
+        only_runnable: whether what `piper run` refuses does not count as fitting.
     """
 
     job: Job
+    reserve_bytes: int = 0
+    only_runnable: bool = False
     _bench: Workbench = field(default_factory=Workbench)
     _models: dict[int, CapturedModel] = field(default_factory=dict)
 
@@ -82,7 +86,7 @@ class Evaluator:
     @property
     def capacity_bytes(self) -> int:
         """Return what a device has for tensors."""
-        return self.cost_model.device_memory_bytes - self.cost_model.context_bytes
+        return self.cost_model.device_memory_bytes - self.cost_model.context_bytes - self.reserve_bytes
 
     @property
     def num_units(self) -> int:
@@ -176,7 +180,23 @@ class Evaluator:
             timeline = simulate(plan, self.cost_model, workload=workload)
             result = summarize(plan, timeline, self.cost_model, workload=workload, convention=convention)
         result |= {"cluster": self.cluster.name, "stack": self.job.stack}
-        return {key: result[key] for key in RESULT_KEYS}
+        left = result["device_memory_bytes"] - result["needed_memory_bytes"]
+        result["fits"] = result["fits"] and left >= self.reserve_bytes
+        found = {key: result[key] for key in RESULT_KEYS}
+        refused = self._refused(candidate) if self.only_runnable else ""
+        return found | ({"fits": False, "refused": refused} if refused else {})
+
+    def _refused(self, candidate: Candidate) -> str:
+        """Return why `piper run` does not run a candidate, or ""."""
+        from piper.runtime.runnable import require_runnable
+
+        resolved = self._resolve(candidate)
+        few = min(len(resolved.sizes), max(1, 2 * resolved.pp))
+        try:
+            require_runnable(self._compile(with_microbatches(resolved, few)))
+        except (JobError, StrategyError) as problem:
+            return f"{problem.value} {problem.rule}"
+        return ""
 
     def _compile(self, resolved: Resolved) -> Plan:
         models = [self.model(size) for size in resolved.captured_sizes]
@@ -204,9 +224,9 @@ RESULT_KEYS = (
 _EVALUATOR: list[Evaluator] = []
 
 
-def start_worker(job: Job) -> None:
+def start_worker(job: Job, reserve_bytes: int = 0, only_runnable: bool = False) -> None:
     """Make the evaluator of a worker process."""
-    _EVALUATOR[:] = [Evaluator(job=job)]
+    _EVALUATOR[:] = [Evaluator(job=job, reserve_bytes=reserve_bytes, only_runnable=only_runnable)]
 
 
 def simulate_in_worker(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:

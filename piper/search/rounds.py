@@ -193,6 +193,14 @@ def _simulated(point: Point, result: dict[str, Any]) -> Record:
     bound_s, candidate = point.bound_s, point.candidate
     if result["fits"]:
         return Record(candidate=candidate, status=Status.RANKED, bound_s=bound_s, result=result)
+    if "refused" in result:
+        return Record(
+            candidate=candidate,
+            status=Status.REFUSED,
+            bound_s=bound_s,
+            result=result,
+            reason=str(result["refused"]),
+        )
     used = result["needed_memory_bytes"] / 2**30
     return Record(
         candidate=candidate,

@@ -66,6 +66,8 @@ class SearchRequest:
         forbid: (dimension, value) pairs to leave out.
         gap: by which share the best may be beaten, by bounds, when the search ends.
         values: dimension -> values to try instead of ours.
+        reserve_bytes: of every device, to leave free.
+        only_runnable: whether only what `piper run` executes may win.
         why_not: dimension -> value: say how the best strategy with these values loses.
     """
 
@@ -92,6 +94,8 @@ class SearchRequest:
     why_not: dict[str, str] = field(default_factory=dict)
     gap: float = 0.001
     values: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    reserve_bytes: int = 0
+    only_runnable: bool = False
 
 
 def search_strategies(
@@ -106,7 +110,9 @@ def search_strategies(
     """
     started_s = time.perf_counter()
     _check(request)
-    evaluator = Evaluator(job=_job(request))
+    evaluator = Evaluator(
+        job=_job(request), reserve_bytes=request.reserve_bytes, only_runnable=request.only_runnable
+    )
     space = _space(request, evaluator)
     first_answer_s = _first_answer(request, evaluator, started_s=started_s, report=on_progress)
     frontier = _frontier(request, evaluator, space)
@@ -286,5 +292,9 @@ def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
     if jobs == 1:
         yield lambda batch: [evaluator.simulate(candidate) for candidate in batch]
         return
-    with ProcessPoolExecutor(jobs, initializer=start_worker, initargs=(evaluator.job,)) as pool:
+    with ProcessPoolExecutor(
+        jobs,
+        initializer=start_worker,
+        initargs=(evaluator.job, evaluator.reserve_bytes, evaluator.only_runnable),
+    ) as pool:
         yield lambda batch: [r for part in pool.map(simulate_in_worker, [[c] for c in batch]) for r in part]

@@ -15,6 +15,7 @@ class Status(StrEnum):
     RANKED = "ranked"
     MEMORY_BOUND = "does not fit (bound)"
     OUT_OF_MEMORY = "does not fit (simulated)"
+    REFUSED = "is simulated, but not run"
     BOUND = "bounded out"
     ESTIMATED = "slower (estimated)"
     NOT_REACHED = "not reached"

@@ -211,3 +211,23 @@ def test_an_infeasible_request_names_the_smallest_set_of_constraints_that_confli
     with pytest.raises(JobError) as caught:
         searched(gpus=4, pin={"zero": "1", "tp": "2", "pp": "4"}, values={})
     assert "--pin tp=2 and --pin pp=4" in str(caught.value.fix)
+
+
+def test_bytes_that_are_to_stay_free_are_not_used() -> None:
+    sample = Sample.of(Job(**TINY), **PLAIN)
+    result = sample.evaluator.simulate(next(iter(sample.space)))
+    left = result["device_memory_bytes"] - result["needed_memory_bytes"]
+    for reserve, fits in ((left, True), (left + 1, False)):
+        evaluator = Evaluator(job=Job(**TINY), reserve_bytes=reserve)
+        assert evaluator.simulate(next(iter(sample.space)))["fits"] is fits
+        assert evaluator.capacity_bytes == sample.evaluator.capacity_bytes - reserve
+
+
+def test_what_cannot_run_does_not_win_where_only_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(plan: Any) -> None:
+        if plan.schedule != "gpipe":
+            raise JobError(where="run", field="schedule", value=plan.schedule, rule="is refused", fix="gpipe")
+
+    monkeypatch.setattr("piper.runtime.runnable.require_runnable", refuse)
+    found = searched(top=1, only_runnable=True, pin={"pp": "2"})
+    assert found["best"]["schedule"] == "gpipe"
