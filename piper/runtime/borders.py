@@ -6,6 +6,11 @@ known as (segment, output); behind an exchange at border b as (segment, output, 
 exchange that serves one, makes again as (segment, output, b, 1), with b = NONE where it is made. A gradient
 takes the same way back: it is known by the border that it has not yet crossed. Where nothing turns a tensor
 at a border in a pass, both sides are one.
+
+[Note: beside]
+The exchanges of an asynchronous region are dispatched before its computation and wait for nothing in it, so
+that pieces may travel as they are made. Here a tensor travels as a whole: whoever needs it waits inside its
+task.
 """
 
 from __future__ import annotations
@@ -142,6 +147,14 @@ class Borders:
         "Before" as the forward crosses it, for B too.
         """
         return self._crossings.get((border, TaskKind.B if phase is TaskKind.B else TaskKind.F), {})
+
+    def is_beside(self, value: Value) -> bool:
+        """Return whether the exchange that brings a tensor runs beside what takes it [Note: beside]."""
+        return len(value) > 2 and value[2] != NONE and self.all[value[2]].region.asynchronous  # noqa: PLR2004
+
+    def leaves_beside(self, value: Value) -> bool:
+        """Return whether a segment makes a tensor in a region whose exchanges run beside it."""
+        return any(region.asynchronous for region in self._around.get(value[0], ()))
 
     def prefix(self, value: Value, border: int) -> tuple[int, ...]:
         """Return the borders that a tensor has crossed behind `border`, that one too."""

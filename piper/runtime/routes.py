@@ -376,6 +376,27 @@ class Routes:
         """Return where the loss comes out of the model."""
         return (len(self.plan.segments) - 1, 0)
 
+    @cached_property
+    def gradient_parts(self) -> Counter[Value]:
+        """Return name of a gradient -> how many parts of it are made for each microbatch."""
+        found: Counter[Value] = Counter()
+        seen: set[object] = set()
+        for (stage, _), islands in self.islands.items():
+            for island in (i for i in islands if i.backward and (stage, i.first) not in seen):
+                seen.add((stage, island.first))
+                pairs = zip(island.inputs, island.gradients, strict=True)
+                found.update(name for value, name in pairs if self.requires_grad(value))
+        for task in self.tasks:
+            if is_exchange(task) and pass_of(task) is TaskKind.B and task.microbatch == 0:
+                exchange = self.exchange(task)
+                if exchange.role is Role.CROSS:
+                    crossing = self.borders.crossing(exchange.border, phase=TaskKind.B)
+                    found.update(before for before, _ in crossing.values())
+            elif task.kind is TaskKind.RECV_B and task.microbatch == 0:
+                values = self.plan.edges[task.edge].grad_values
+                found.update(self.borders.outside(value, phase=TaskKind.B) for value in values)
+        return found
+
     def is_passed_on(self, island: Island, value: Value) -> bool:
         """Return whether one graph would do for an island and the one of its stage that made a tensor."""
         stage, producer = island.stage, value[0]

@@ -46,8 +46,6 @@ def _check_cuts(plan: Plan) -> None:
                 what = f"{cut.name} of {whole[cut.name][dim]} rows or columns over {axis}={parts}"
                 raise _refused(what, f"use a divisor of {whole[cut.name][dim]} as {axis}")
     for region in plan.cuts.regions:
-        if region.asynchronous:
-            raise _refused("async_tp=on", "leave async_tp out: tensors are exchanged around regions")
         _check_sequences(plan, region)
         _check_experts(plan, region)
     for axis in ("tp", "ep", "cp"):

@@ -208,6 +208,25 @@ class StepState:
         with self._lock:
             if self.reads_left[key]:
                 self._values[key] = (tensor, self.ledger.hold(tensor, MemoryClass.ACTIVATIONS))
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def await_value(self, microbatch: int, value: Value) -> None:
+        """Wait for a boundary tensor that comes while its reader is under way [Note: beside]."""
+        key = self.routes.copy(microbatch, value, stage=NONE)
+        self._await(lambda: key in self._values)
+
+    def await_gradients(self, microbatch: int, value: Value) -> None:
+        """Wait for all parts of a gradient that come while its reader is under way [Note: beside]."""
+        parts = self.routes.gradient_parts[value]
+        self._await(lambda: len(self._gradients.get((microbatch, value), ())) >= parts)
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        with self._arrived:
+            while not self._arrived.wait_for(lambda: ready() or self.stopped, _LOOK_S):
+                pass
+        if not ready():
+            raise RunFailedError("another stream of this rank failed")
 
     def read(self, microbatch: int, value: Value, *, stage: int = NONE) -> Tensor:
         """Return a boundary tensor for one of its readers; the last one lets it go."""
@@ -235,6 +254,8 @@ class StepState:
         entry = (order, tensor, self.ledger.hold(tensor, MemoryClass.ACTIVATIONS))
         with self._lock:
             self._gradients.setdefault((microbatch, value), []).append(entry)
+        with self._arrived:
+            self._arrived.notify_all()
 
     def take_gradient(self, microbatch: int, value: Value, *, stage: int | None = None) -> Tensor | None:
         """Return the sum over consumers (of one stage), later consumers first, as autograd does."""

@@ -227,6 +227,8 @@ def _taken(place: Place, island: Island, value: Value) -> tuple[Tensor, int]:
         where = (place.microbatch, island.first)
         copy = place.context.model_input(place.step, where, value[1])
         return copy, place.context.ledger.hold(copy, MemoryClass.ACTIVATIONS)
+    if place.context.routes.borders.is_beside(value):
+        place.step.await_value(place.microbatch, value)
     tensor, key = place.step.take(place.microbatch, value, stage=island.stage)
     return tensor.detach(), key
 
@@ -278,6 +280,8 @@ def _open_end(result: Tensor) -> OpenEnd:
 def _seed(place: Place, value: Value, end: OpenEnd) -> Tensor:
     if value == place.context.routes.loss:
         return loss_gradient(place).to(end.dtype)
+    if place.context.routes.borders.leaves_beside(value):
+        place.step.await_gradients(place.microbatch, value)
     total = place.step.take_gradient(place.microbatch, value)
     return torch.zeros(end.shape, dtype=end.dtype) if total is None else total
 

@@ -45,6 +45,9 @@ def exchange(context: RankContext, step: StepState, task: Task) -> None:
 def _turn_tensors(context: RankContext, step: StepState, task: Task) -> None:
     border = context.routes.borders.all[context.routes.exchange(task).border]
     named = context.routes.turned(task)
+    if border.region.asynchronous and not border.enters:
+        for _, before, _ in named:
+            step.await_value(task.microbatch, before)
     tensors = {value: step.read(task.microbatch, before, stage=task.stage) for value, before, _ in named}
     if border.region.axis == "ep" and border.enters:
         tensors = _routed(context, step, task, tensors=tensors)
@@ -73,6 +76,8 @@ def _turn_gradients(context: RankContext, step: StepState, task: Task) -> None:
     number = context.routes.exchange(task).border
     for value, (before, takers) in context.routes.borders.crossing(number, phase=TaskKind.B).items():
         behind = (value[0], value[1], number, 0)
+        if context.routes.borders.is_beside(behind) and context.routes.borders.all[number].enters:
+            step.await_gradients(task.microbatch, behind)
         gradient = step.take_gradient(task.microbatch, behind)
         if gradient is None:
             gradient = _no_gradient(context, step, task, name=behind)

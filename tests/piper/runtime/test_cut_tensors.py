@@ -27,6 +27,8 @@ COMBINATIONS = {
     "sums are made again": ("llama", "pp=2,tp=2,sp=off,recompute=full"),
     "optimizer state cut over replicas": ("llama", "tp=2,dp=2,zero=1"),
     "backwards in halves": ("llama", "pp=2,tp=2,schedule=zb_h1"),
+    "exchanges beside the computation": ("llama", "tp=2,dp=2,async_tp=on,recompute=full"),
+    "exchanges beside halves": ("gpt2", "pp=2,tp=2,async_tp=on,schedule=zb_h1"),
     "rings in halves": ("llama", "pp=2,cp=2,schedule=zb_h1"),
     "experts in halves": ("mixtral", "pp=2,dp=2,ep=2,schedule=zb_h1"),
     "rows of experts travel again": ("mixtral", "dp=2,ep=2,recompute=full"),

@@ -36,6 +36,7 @@ def draw(random: Random) -> tuple[str, str, dict[str, object]]:
             continue
         parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
         parts += ["sp=off"] if whole_tokens else []
+        parts += ["async_tp=on"] if tp > 1 and not whole_tokens and random.random() < 1 / 3 else []
         parts += [f"zero={random.randrange(4)}"]
         parts += [f"schedule={random.choice(('1f1b', 'gpipe', 'zb_h1'))}"] if pp > 1 else []
         parts += ["recompute=full"] if random.random() < 1 / 3 else []
@@ -67,5 +68,5 @@ def test_many_random_cuts_equal_one_process(seed: int, tmp_path: Path) -> None:
 def test_many_strategies_are_drawn() -> None:
     drawn = [draw(Random(seed)) for seed in range(FEW + MANY)]
     assert len({(family, strategy) for family, strategy, _ in drawn}) > MANY * 2 // 3
-    for axis in ("tp=", "cp=", "ep=", "sp=off", "zero=3", "zb_h1", "recompute=full"):
-        assert sum(axis in strategy for _, strategy, _ in drawn) > MANY // 15, axis
+    for axis in ("tp=", "cp=", "ep=", "sp=off", "async_tp", "zero=3", "zb_h1", "recompute=full"):
+        assert sum(axis in strategy for _, strategy, _ in drawn) > MANY // 20, axis

@@ -45,11 +45,6 @@ def test_sequences_that_do_not_divide_are_refused() -> None:
         require_runnable(replace(plan(), cuts=cuts, mesh=mesh))
 
 
-def test_exchanges_beside_their_computation_are_refused() -> None:
-    with pytest.raises(JobError, match=r"(?s)async_tp=on.*leave async_tp out"):
-        require_runnable(with_regions(Region(axis="tp", first=1, last=1, degree=2, asynchronous=True)))
-
-
 @pytest.mark.parametrize(
     ("options", "value"),
     [
