@@ -21,7 +21,16 @@ from piper.errors import JobError
 )
 @click.option("--time-limit", type=PositiveNumber("60"), metavar="S", help="Stop after so many seconds.")
 @click.option("--max-candidates", type=PositiveInt(100), metavar="N", help="Simulate at most so many.")
-@click.option("--jobs", type=PositiveInt(2), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", type=PositiveInt(2), default=1, show_default=True, help="Simulations at once.")
+@click.option(
+    "--executor",
+    metavar="local|ray",
+    default="local",
+    show_default=True,
+    help="Processes of this machine, or a Ray cluster (RAY_ADDRESS; else one is started here).",
+)
+@click.option("--db", metavar="F.sqlite", help="Keep what is simulated there (default: in --out).")
+@click.option("--resume", is_flag=True, help="Go on with what an interrupted search kept.")
 @click.option("--pin", type=KeyValue("pp=4"), multiple=True, help="Allow only this value (repeatable).")
 @click.option(
     "--forbid", type=KeyValue("recompute=full"), multiple=True, help="Leave this value out (repeatable)."
@@ -34,13 +43,15 @@ from piper.errors import JobError
 def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
     """Enumerate strategies, drop those that cannot fit, simulate the promising ones, and rank them.
 
-    Ctrl-C keeps what was found and exits with 130.
+    Ctrl-C keeps what was found and exits with 130; --resume then gives the answer of a search that was
+    never interrupted. So does a search that was killed, up to the last simulation that was done.
 
     \b
     Examples:
       piper search llama3-8b --gpus 64 --global-batch 512 --seq-len 8192
       piper search llama3-8b --gpus 8 --pin recompute=none --top 3 --json
       piper search llama3-8b --gpus 64 --why-not pp=8 --out out/search
+      piper search llama3-8b --gpus 64 --jobs 8 --db search.sqlite --resume
     """
     from piper.report.ranking import describe_search
     from piper.search import SearchRequest, search_strategies
@@ -52,7 +63,8 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
     if stated.get("clip_grad_norm") == 0:
         stated["clip_grad_norm"] = None
     if out is not None:
-        prepared_folder(out, option="--out")
+        folder = prepared_folder(out, option="--out")
+        stated.setdefault("db", str(folder / "search.sqlite"))
     with progress(f"searching {model}") as say:
         found = search_strategies(SearchRequest(model=model, **stated), on_progress=say)
     if out is not None:

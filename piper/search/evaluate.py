@@ -84,6 +84,17 @@ class Evaluator:
     costs: UnitCostTable = field(init=False)
 
     @property
+    def asked(self) -> tuple[Job, int, bool]:
+        """Return what another process makes an equal evaluator of."""
+        return self.job, self.reserve_bytes, self.only_runnable
+
+    @property
+    def demands(self) -> str:
+        """Return what besides the job decides which results fit, as text; "" for nothing."""
+        spare = f" leaving {self.reserve_bytes} B" if self.reserve_bytes else ""
+        return f"{spare} runnable" if self.only_runnable else spare
+
+    @property
     def capacity_bytes(self) -> int:
         """Return what a device has for tensors."""
         return self.cost_model.device_memory_bytes - self.cost_model.context_bytes - self.reserve_bytes

@@ -14,20 +14,20 @@ ends
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cost_models.errors import nearest, require_positive, require_positive_int
+from cost_models.errors import require_known, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
 from piper.search.choices import Choices, choices_of, require_values
 from piper.search.conflicts import Constraint, smallest_conflict, written
-from piper.search.evaluate import Evaluator, simulate_in_worker, start_worker
+from piper.search.evaluate import Evaluator
+from piper.search.executors import EXECUTORS
 from piper.search.frontier import NEAR, Frontier
 from piper.search.outcome import Outcome, SearchResult
-from piper.search.rounds import INTERRUPTED, Rounds, Simulate
+from piper.search.rounds import INTERRUPTED, Rounds
+from piper.search.simulations import Means, simulations
 from piper.search.space import Space
 from piper.strategy import Strategy, require_plannable
 
@@ -61,7 +61,8 @@ class SearchRequest:
         time_limit_s: stop after this long, or None.
         max_candidates: simulate at most so many, or None.
         objective: "time", "memory" or "cost" (GPU-seconds: time, at a given number of GPUs).
-        jobs: processes.
+        jobs: simulations that run at once.
+        executor, db, resume: see `piper.search.simulations.Means`.
         pin: dimension -> the only value allowed.
         forbid: (dimension, value) pairs to leave out.
         gap: by which share the best may be beaten, by bounds, when the search ends.
@@ -89,6 +90,9 @@ class SearchRequest:
     max_candidates: int | None = None
     objective: str = "time"
     jobs: int = 1
+    executor: str = "local"
+    db: str | None = None
+    resume: bool = False
     pin: dict[str, str] = field(default_factory=dict)
     forbid: tuple[tuple[str, str], ...] = ()
     why_not: dict[str, str] = field(default_factory=dict)
@@ -117,7 +121,8 @@ def search_strategies(
     first_answer_s = _first_answer(request, evaluator, started_s=started_s, report=on_progress)
     frontier = _frontier(request, evaluator, space)
     rounds = Rounds(request=request, frontier=frontier, started_s=started_s, on_progress=on_progress)
-    with _simulator(evaluator, request.jobs) as run:
+    means = Means(jobs=request.jobs, executor=request.executor, db=request.db, resume=request.resume)
+    with simulations(evaluator, means) as run:
         ended_by = rounds.run(run)
         if request.why_not and ended_by != INTERRUPTED:
             rounds.answer(request.why_not, run)
@@ -197,10 +202,12 @@ def _check(request: SearchRequest) -> None:
             fix="give seconds, such as 30",
             error=JobError,
         )
-    if request.objective not in OBJECTIVES:
+    require_known(request.objective, OBJECTIVES, where="--objective", field="objective", error=JobError)
+    require_known(request.executor, list(EXECUTORS), where="--executor", field="executor", error=JobError)
+    if request.resume and request.db is None:
         raise JobError(
-            where="--objective", field="objective", value=request.objective, rule="is not known",
-            fix=nearest(request.objective, OBJECTIVES),
+            where="command line", field="--resume", value="(no file)",
+            rule="needs what an earlier search kept", fix="name its file with --db",
         )  # fmt: skip
 
 
@@ -285,16 +292,3 @@ def _infeasible(request: SearchRequest, evaluator: Evaluator, space: Space) -> J
         if conflict
         else "change --global-batch or --gpus",
     )
-
-
-@contextmanager
-def _simulator(evaluator: Evaluator, jobs: int) -> Iterator[Simulate]:
-    if jobs == 1:
-        yield lambda batch: [evaluator.simulate(candidate) for candidate in batch]
-        return
-    with ProcessPoolExecutor(
-        jobs,
-        initializer=start_worker,
-        initargs=(evaluator.job, evaluator.reserve_bytes, evaluator.only_runnable),
-    ) as pool:
-        yield lambda batch: [r for part in pool.map(simulate_in_worker, [[c] for c in batch]) for r in part]
