@@ -150,7 +150,7 @@ class Rounds:
             return "time_limit"
         if self._room() <= 0:
             return "max_candidates"
-        if full and self._vain >= PATIENCE:
+        if self._vain >= PATIENCE and (full or not self._may_fit(open_points)):
             return "estimate"
         if full and not self._promising(open_points, best) and (self._grown_enough(best) or self._is_spent()):
             return "estimate"
@@ -172,6 +172,10 @@ class Rounds:
             needed <= room and estimate < best * (1 - self.request.gap)
             for estimate, needed in (self.corrections.optimistic(point) for point in points)
         )
+
+    def _may_fit(self, points: Sequence[Point]) -> bool:
+        room = self.frontier.room_bytes
+        return any(self.corrections.optimistic(point)[1] <= room for point in points)
 
     def _is_late(self) -> bool:
         limit_s = self.request.time_limit_s
