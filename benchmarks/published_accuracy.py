@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cost_models.catalogue import figure_of
 from piper.validation.fitting.parameters import PARAMETERS
 from piper.validation.halves import fitted_to, predict_halves
 from piper.validation.odd_runs import ODD_RUNS
@@ -86,10 +87,11 @@ def between(page: str, begin: str, end: str, *, text: str) -> str:
 def parameter_table() -> str:
     """Return every parameter with its value, and those of the fits to the halves."""
     halves = {half: dict(fitted_to(half)) for half in ("a", "b")}
-    lines = ["| parameter | value | fit to half a | fit to half b |", "|---|---|---|---|"]
+    lines = ["| parameter | prior | value | fit to half a | fit to half b |", "|---|---|---|---|---|"]
     for parameter in PARAMETERS:
-        values = (parameter.value(), *(halves[half].get(parameter.name) for half in ("a", "b")))
-        lines.append(f"| `{parameter.name}` | {' | '.join(map(str, values))} |")
+        name = parameter.name
+        values = (parameter.prior, figure_of(name), *(halves[half].get(name) for half in ("a", "b")))
+        lines.append(f"| `{name}` | {' | '.join(map(str, values))} |")
     return "\n".join(lines) + "\n"
 
 

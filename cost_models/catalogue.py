@@ -41,7 +41,7 @@ TASKS = (
 
 _SLOWDOWNS = ("matmul", "attention", "memory", "collective")
 _COST = (
-    "launch_overhead", "communication_overhead", "pass_wait", "step_wait", "run_ahead", "blocking",
+    "launch_overhead", "communication_overhead", "pass_wait", "step_wait", "run_ahead", "blocking", "awaited",
     "attention_kernel", "expandable_segments", "contention", "step_error",
     *(f"{name}_slowdown" for name in _SLOWDOWNS),
 )  # fmt: skip
@@ -68,7 +68,8 @@ class Stack:
         step_error: |predicted / measured - 1| of step times that 80 % of published runs with this stack stay
             below, or None (no such runs).
         run_ahead_kernels: how many kernels of a stream may be launched and not have ended, or None.
-        blocking: what the host awaits the end of, of `TASKS`.
+        blocking: what the host awaits the end of as soon as it is launched, of `TASKS`.
+        awaited: what the host awaits the end of before it launches what needs it, of `TASKS`.
         attention_kernel: a class of `ATTENTION_KERNELS`, or `FITTED`: the GPU's fastest.
         contention: whether what runs at once slows each other (links, processors, memory bandwidth).
         expandable_segments: of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
@@ -86,6 +87,7 @@ class Stack:
     step_error: float | None
     run_ahead_kernels: int | None
     blocking: tuple[str, ...]
+    awaited: tuple[str, ...]
     attention_kernel: str
     expandable_segments: bool
     contention: bool
@@ -276,9 +278,6 @@ def _stack(path: Path) -> Stack:
     keys = ("schema_version", "name", "description", "model", "strategy", "cost")
     file = Section(_content(path, _STACK), where=where, keys=keys, sourced=False)
     cost = file.section("cost", _COST)
-    blocking = cost.texts("blocking") if "blocking" in cost else ()
-    for name in blocking:
-        require_known(name, TASKS, where=where, field="cost.blocking", error=CostModelError)
     kernel = cost.text("attention_kernel")
     known = [*ATTENTION_KERNELS, FITTED]
     require_known(kernel, known, where=where, field="cost.attention_kernel", error=CostModelError)
@@ -295,7 +294,8 @@ def _stack(path: Path) -> Stack:
         },
         step_error=cost.error("step_error") if "step_error" in cost else None,
         run_ahead_kernels=cost.integer("run_ahead") if "run_ahead" in cost else None,
-        blocking=tuple(blocking),
+        blocking=_tasks(cost, "blocking", where=where),
+        awaited=_tasks(cost, "awaited", where=where),
         attention_kernel=kernel,
         contention="contention" not in cost or cost.flag("contention"),
         expandable_segments="expandable_segments" in cost and cost.flag("expandable_segments"),
@@ -303,6 +303,14 @@ def _stack(path: Path) -> Stack:
         strategy=file.mapping("strategy"),
         sources={"cost": cost.source},
     )
+
+
+def _tasks(cost: Section, key: str, *, where: str) -> tuple[str, ...]:
+    """Return a list of kinds of tasks, which may be left out."""
+    names = tuple(cost.texts(key)) if key in cost else ()
+    for name in names:
+        require_known(name, TASKS, where=where, field=f"cost.{key}", error=CostModelError)
+    return names
 
 
 def _optional_s(cost: Section, key: str, *, default_of: str | None = None) -> float:

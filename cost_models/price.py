@@ -100,7 +100,11 @@ class CostModel(Protocol):
 
     @property
     def blocking(self) -> tuple[str, ...]:
-        """Return what the host awaits the end of: names of kinds of tasks, as "f" or "all_to_all"."""
+        """Return what the host awaits the end of, once launched: kinds of tasks, as "f" or "all_to_all"."""
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Return what the host awaits the end of before it launches a task that waits for it, likewise."""
 
     @property
     def eager_limit_bytes(self) -> int:

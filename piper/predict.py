@@ -243,6 +243,8 @@ def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
         (job.cluster, job.stack, job.recipe, job.settings),
         lambda: load_hardware(job.cluster, job.stack, recipe=job.recipe, settings=job.settings),
     )
+    kernels = kernels_of(cost_model, recipe=job.recipe, settings=job.settings)
+    source = source.written_for(kernels)
     defaults: dict[str, object] = {}
     seq_len = seq_len_of(job, source)
     if job.seq_len is None:
@@ -272,7 +274,7 @@ def prepare(job: Job, *, bench: Workbench | None = None) -> PreparedJob:
         cost_model=cost_model,
         defaults=defaults | dict(resolved.defaults) | _assumed(job),
         timings_s=clock.laps_s,
-        kernels=kernels_of(cost_model, recipe=job.recipe, settings=job.settings),
+        kernels=kernels,
         bench=bench,
     )
 
@@ -317,6 +319,7 @@ def compile_resolved(
     states, overlap = habits.states(job.dtype, optimizer=job.optimizer), habits.gathers_overlap is True
     copied = habits.gradient_copy is True and resolved.pp == 1
     kept = habits.factor(resolved.pp), (habits.framework_mb or 0) * 2**20, copied
+    summed = habits.sums_in_products is True
     said = (*notices, *models[0].notices, *resolved.notices, *_unused(models[0]))
     strategy = str(resolved.shorthand)
 
@@ -333,6 +336,7 @@ def compile_resolved(
             activation_factor=kept[0],
             framework_bytes=kept[1],
             gradients_copied=kept[2],
+            sums_in_products=summed,
         )
         return rewritten(
             graph, directives, strategy=strategy, notices=said, on_pass=on_pass, verified=verified
@@ -344,7 +348,7 @@ def compile_resolved(
         # A graph that is kept keeps its models, so that no other ones have their ids.
         *(id(model) for model in models), stages, *(d for d in directives if not isinstance(d, Order)),
         resolved.schedule, strategy, job.dtype, job.optimizer, job.clip_grad_norm, states, overlap,
-        kept,
+        kept, summed,
     )  # fmt: skip
     graph = bench.once("graph", key, rewrite)
     return graph.with_batch(resolved.sizes, directives=directives, notices=said)
@@ -593,7 +597,13 @@ def captured(
 
     def make() -> CapturedModel:
         dtype = kept_dtype(job.dtype)
-        model = capture(source, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
+        model = capture(
+            source.written_for(kernels),
+            micro_batch=micro_batch,
+            seq_len=seq_len,
+            dtype=dtype,
+            kernels=kernels,
+        )
         return in_low_precision(model, job.dtype) if low else model
 
     return bench.once("capture", (job.model, micro_batch, seq_len, job.dtype, kernels), make)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,16 +27,38 @@ def host_waits(plan: Plan, *, kernels: Ints, stream: Ints, cost_model: CostModel
     counts = [len(device.tasks) for device in plan.device_plans]
     starts = np.cumsum([0, *counts])
     kind = np.concatenate([device.tasks.kind for device in plan.device_plans])
-    blocking = np.isin(kind, [TaskKind[name.upper()] for name in cost_model.blocking])
+    blocking = np.isin(kind, _kinds(cost_model.blocking))
     for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         blocked = np.flatnonzero(blocking[first:last])
         later.append(first + (blocked + 1) % max(last - first, 1))
         earlier.append(first + blocked - np.where(blocked + 1 == last - first, len(kind), 0))
+    if cost_model.awaited:
+        found = _awaited(plan, np.isin(kind, _kinds(cost_model.awaited)))
+        later.append(found[0])
+        earlier.append(found[1])
     if cost_model.run_ahead_kernels is not None:
         found = _run_ahead(kernels, stream, limit=cost_model.run_ahead_kernels)
         later.append(found[0])
         earlier.append(found[1])
     return _grouped(np.concatenate(later), np.concatenate(earlier), rows=len(kind))
+
+
+def _kinds(names: Sequence[str]) -> list[int]:
+    return [int(TaskKind[name.upper()]) for name in names]
+
+
+def _awaited(plan: Plan, seen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return (task, a task of `seen` that it waits for), of the same step."""
+    later, earlier = [], []
+    start = 0
+    for device in plan.device_plans:
+        waits = device.tasks.waits
+        task = start + np.repeat(np.arange(len(device.tasks)), np.diff(waits.starts))
+        wait = start + waits.values
+        later.append(task[seen[wait]])
+        earlier.append(wait[seen[wait]])
+        start += len(device.tasks)
+    return np.concatenate(later), np.concatenate(earlier)
 
 
 def _run_ahead(kernels: Ints, stream: Ints, *, limit: int) -> tuple[Ints, Ints]:

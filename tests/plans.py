@@ -47,6 +47,7 @@ class FakeCostModel:
     launch_ns: int = 0
     run_ahead_kernels: int | None = None
     blocking: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
     eager_limit_bytes: int = 0
     transfer_ns: Callable[[int, int, int], int] = lambda size, source, target: 0
     collective_ns: Callable[[CollectiveKind, int, Sequence[int]], int] = lambda kind, size, ranks: 0

@@ -89,8 +89,13 @@ class ClusterCostModel:
 
     @property
     def blocking(self) -> tuple[str, ...]:
-        """Return what the host awaits the end of: names of kinds of tasks."""
+        """Return what the host awaits the end of, once launched: names of kinds of tasks."""
         return self.stack.blocking
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Return what the host awaits the end of before it launches a task that waits for it."""
+        return self.stack.awaited
 
     @property
     def eager_limit_bytes(self) -> int:

@@ -39,6 +39,7 @@ class UnitCostModel:
     run_ahead_kernels = None
     expandable_segments = False
     blocking: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
     device_memory_bytes = _NO_LIMIT_BYTES
     context_bytes = 0
 

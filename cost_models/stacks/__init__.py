@@ -8,6 +8,7 @@ as defaults by capture and strategy) and `cost` (the only one that `cost_models`
 STACKS = {
     "piper": "piper.yaml",
     "megatron-2021": "megatron_2021.yaml",
+    "megatron-2022": "megatron_2022.yaml",
     "megatron-deepspeed": "megatron_deepspeed.yaml",
     "zero-bubble-2023": "zero_bubble_2023.yaml",
     "aleph-alpha-2023": "aleph_alpha_2023.yaml",

@@ -14,6 +14,10 @@ A kernel decides what is computed and what is kept for backward. The options, an
 * activation, unfused: SwiGLU and its kin keep gate, activated gate and up projection. Fused: one kernel keeps
   gate and up projection only and activates again in backward (Megatron-LM's bias_swiglu; Liger's SiLUMul,
   arXiv 2410.10989).
+* rotary, unfused: halves, products, sums and their concatenation. Fused: one kernel each way over queries and
+  one over keys, which keeps nothing but the tables (Transformer Engine, Apex, Liger).
+* projections, fused: one matrix for queries, keys and values, and one for gate and up projection, as
+  Megatron-LM has them (linear_qkv, linear_fc1), also where the model's own file has them apart.
 * cross_entropy, unfused: logits become fp32, log-softmax (kept, fp32), loss. Held: the same, while the
   training loop's variable keeps the logits alive through backward. Gathered: the logits of all ranks of tp
   are gathered first (kept as they arrive, and joined), and every rank computes the loss over the whole
@@ -40,6 +44,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("flash", "math", "eager", "fused_softmax"),
     "norm": ("fused", "unfused"),
     "activation": ("unfused", "fused"),
+    "rotary": ("unfused", "fused"),
+    "projections": ("separate", "fused"),
     "cross_entropy": ("unfused", "held", "gathered", "vocabulary_parallel", "fused", "chunked"),
 }
 """The options of each field; the first is the default."""
@@ -57,6 +63,8 @@ class KernelChoice:
     attention: str = "flash"
     norm: str = "fused"
     activation: str = "unfused"
+    rotary: str = "unfused"
+    projections: str = "separate"
     cross_entropy: str = "unfused"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Fused kernels around matmuls: RMS norm, grouped products, gated activations."""
+"""Fused kernels around matmuls: RMS norm, grouped products, rotation, gated activations."""
 
 from __future__ import annotations
 
@@ -93,17 +93,47 @@ class _GroupedMM(torch.autograd.Function):
         return grad_rows, grad_weights, None, None
 
 
+def rotary_with(recorder: Recorder) -> Callable[..., Tensor]:
+    """Return what stands for a rotation by tables of cosines and sines."""
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+        rotated: Tensor = _Rotary.apply(x, cos, sin, recorder)  # type: ignore[no-untyped-call]
+        return rotated
+
+    return rotate
+
+
+class _Rotary(torch.autograd.Function):
+    """Rotation in one kernel each way; keeps the tables only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, recorder: Recorder) -> Tensor:  # noqa: PLR0917
+        rotated = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        recorder.kernel("fused.rotary.default", reads=[x, cos, sin], writes=[rotated])
+        ctx.recorder = recorder
+        ctx.save_for_backward(cos, sin)
+        return rotated
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        made = torch.empty(grads[0].shape, dtype=grads[0].dtype, device=grads[0].device)
+        ctx.recorder.kernel("fused.rotary_backward.default", reads=[grads[0], cos, sin], writes=[made])
+        return made, None, None, None
+
+
 class FusedGates:
     """Joins `activation(gate) * up` into one kernel that keeps gate and up only.
 
     The activation runs as usual; when its result meets a product, it is erased and the product does both. The
     gate is remembered only while nothing but the up projection comes between, so that it lives no longer than
-    it would.
+    it would. Where both are halves of one projection, the kernel writes the gradient of the whole.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._last: tuple[int, Tensor] | None = None
+        self._halves: tuple[Tensor, Tensor, Tensor] | None = None
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call for `function`."""
@@ -111,8 +141,10 @@ class FusedGates:
             return lambda *args, **kwargs: self._activate(function, args, kwargs)
         if function in _PRODUCTS and self._last is not None:
             return lambda a, b: self._multiply(function, a, b)
+        if function in _HALVINGS:
+            return lambda whole, *args, **kwargs: self._halve(function, whole, *args, **kwargs)
         if getattr(function, "__name__", "") not in _BETWEEN_GATE_AND_UP:
-            self._last = None
+            self._last = self._halves = None
         return function
 
     def _activate(
@@ -123,15 +155,28 @@ class FusedGates:
         self._last = self._number(active), args[0]
         return active
 
+    def _halve(self, function: Callable[..., Any], whole: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._last = self._halves = None
+        parts = function(whole, *args, **kwargs)
+        if len(parts) == 2 and parts[0].shape[:-1] == whole.shape[:-1]:  # noqa: PLR2004
+            self._halves = whole, parts[0], parts[1]
+        return parts
+
     def _multiply(self, function: Callable[..., Tensor], a: Any, b: Any) -> Tensor:
         number, gate = self._last or (-1, None)
-        self._last = None
+        halves = self._halves
+        self._last = self._halves = None
         for active, up in ((a, b), (b, a)):
             if gate is None or not (isinstance(active, Tensor) and isinstance(up, Tensor)):
                 continue
             if self._number(active) == number and up.shape == active.shape == gate.shape:
                 self._recorder.erase(active)
-                gated: Tensor = _Gated.apply(gate, up, self._recorder)  # type: ignore[no-untyped-call]
+                whole = halves[0] if halves is not None and halves[1] is gate and halves[2] is up else None
+                gated: Tensor = (
+                    _Gated.apply(gate, up, self._recorder)  # type: ignore[no-untyped-call]
+                    if whole is None
+                    else _GatedHalves.apply(whole, self._recorder)  # type: ignore[no-untyped-call]
+                )
                 return gated
         return function(a, b)
 
@@ -141,6 +186,7 @@ class FusedGates:
 
 _ACTIVATIONS = frozenset({F.silu, F.gelu, F.relu})
 _PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.__mul__})
+_HALVINGS = frozenset({torch.chunk, Tensor.chunk})
 _BETWEEN_GATE_AND_UP = frozenset({"linear", "grouped_mm", "_grouped_mm", "__get__", "t", "transpose", "view"})
 """Functions between the two: the projection, and looking at shapes and weights."""
 
@@ -162,3 +208,23 @@ class _Gated(torch.autograd.Function):
         made = [gate.new_empty(gate.shape), up.new_empty(up.shape)]
         ctx.recorder.kernel("fused.gated_activation_backward.default", reads=[*grads, gate, up], writes=made)
         return made[0], made[1], None
+
+
+class _GatedHalves(torch.autograd.Function):
+    """activation(first half) * second half in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, recorder: Recorder) -> Tensor:
+        gated = whole.new_empty((*whole.shape[:-1], whole.shape[-1] // 2))
+        recorder.kernel("fused.gated_activation.default", reads=[whole], writes=[gated])
+        ctx.recorder = recorder
+        ctx.save_for_backward(whole)
+        return gated
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (whole,) = ctx.saved_tensors
+        made = whole.new_empty(whole.shape)
+        reads = [*grads, whole]
+        ctx.recorder.kernel("fused.gated_activation_backward.default", reads=reads, writes=[made])
+        return made, None

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from piper.capture.attention_kernels import attention_with
-from piper.capture.fused_kernels import FusedGates, grouped_mm_with, rms_norm_with
+from piper.capture.fused_kernels import FusedGates, grouped_mm_with, rms_norm_with, rotary_with
 from piper.capture.loss_kernels import FusedLoss
 from piper.capture.recorder import Recorder
+from piper.capture.replaceable import REPLACEABLE
 
 Replacement = Callable[..., Any]
 
@@ -47,6 +48,8 @@ class Kernels(TorchFunctionMode):
         if choice.device == "cuda" and choice.norm == "fused":
             rms_norm = rms_norm_with(recorder)
             self._replacements |= {F.rms_norm: rms_norm, torch.rms_norm: rms_norm}
+        if choice.rotary == "fused" and "rotary" in REPLACEABLE:
+            self._replacements[REPLACEABLE["rotary"]] = rotary_with(recorder)
         self._joins: list[FusedGates | FusedLoss] = []
         if choice.activation == "fused":
             self._joins.append(FusedGates(recorder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -97,7 +98,27 @@ def _summed(local: LocalModel, node: Node) -> tuple[int, ...]:
         return ()
     numbers, trained = range(node.first_segment, node.last_segment + 1), local.model.trained_numel
     names = [name for number in numbers for name in local.segment(number).parameters if name in trained]
+    if local.graph.sums_in_products:
+        made = {name for number in numbers for name in _made_by_products(local, number)}
+        names = [name for name in names if name not in made]
     return tuple(local.parameter_numel(name) for name in names)
+
+
+def _made_by_products(local: LocalModel, number: int) -> list[str]:
+    """Return the weights of a segment whose gradients are products: of as many elements as one of those."""
+    segment = local.model.segments[number]
+    made = {_elements_made(op) for op in segment.backward.operations if op.direction == "wgrad"}
+    numel = local.model.trained_numel
+    return [name for name in segment.parameters if numel.get(name) in made]
+
+
+def _elements_made(product: Operation) -> int | None:
+    if product.kind is OpKind.MATMUL:
+        return math.prod(product.shape[:-1])
+    if product.kind is OpKind.GROUPED_MATMUL:
+        groups, _, columns, inner = product.shape
+        return groups * columns * inner
+    return None
 
 
 def _operations(

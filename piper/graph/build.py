@@ -23,6 +23,7 @@ def build_graph(
     activation_factor: float = 1.0,
     framework_bytes: int = 0,
     gradients_copied: bool = False,
+    sums_in_products: bool = False,
 ) -> Graph:
     """Return the graph of one microbatch of one replica: F along the data, B against it.
 
@@ -65,6 +66,7 @@ def build_graph(
         activation_factor=activation_factor,
         framework_bytes=framework_bytes,
         gradients_copied=gradients_copied,
+        sums_in_products=sums_in_products,
     )
 
 

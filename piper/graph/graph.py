@@ -160,6 +160,7 @@ class Graph:
         gathers_overlap: a forward waits for updated parameters (ZeRO-1, 2) bucket by bucket, not for all of
             its stage.
         gradients_copied: gradients are held once more in fp32.
+        sums_in_products: products that make gradients of weights add them to the sum over microbatches.
         framework_bytes: buffers that the framework holds on every device.
         activation_factor: bytes that are kept from F to B, over those that the operations are known to keep.
     """
@@ -196,6 +197,7 @@ class Graph:
     activation_factor: float = 1.0
     framework_bytes: int = 0
     gradients_copied: bool = False
+    sums_in_products: bool = False
 
     @property
     def state_dtypes(self) -> StateDtypes:

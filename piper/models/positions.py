@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from piper.capture.replaceable import replaceable
 from piper.models.shape import RopeScaling, Rotary
 
 
@@ -49,6 +50,7 @@ def rope_frequencies(rotary: Rotary, *, length: int) -> Tensor:
     return _STRETCHES[scaling.kind](frequencies, scaling, rotary)
 
 
+@replaceable("rotary")
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate the leading features of x [microbatch, seq, ..., head_dim] in pairs; the rest stays.
 

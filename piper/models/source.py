@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import ModelError
+from piper.models.fused import with_fused_projections
 from piper.models.shape import DecoderShape
 from piper.user_code import user_code
 from simulator.plan import ModelFacts
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from piper.capture import KernelChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +76,12 @@ class ModelSource:
         files = sorted(Path(__file__).parent.glob("*.py"))
         parts += [file.read_text(encoding="utf-8") for file in files]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def written_for(self, kernels: KernelChoice) -> ModelSource:
+        """Return the model as a framework with these kernels writes it: see `piper.models.fused`."""
+        if kernels.projections == "separate" or self.shape is None:
+            return self
+        return replace(self, shape=with_fused_projections(self.shape))
 
     def build(self, *, dtype: str, device: str, seq_len: int | None = None) -> nn.Module:
         """Return the module; see `piper.models.build_module`."""

@@ -12,6 +12,8 @@ Keys are those of the shorthand that describe a way of working (not degrees or s
   a framework, from 1 to 2. pipeline_activation_factor: the same with pp > 1 (OneFlow double-buffers there).
 * gradient_copy: fp32: without a pipeline (pp = 1) gradients are also held once more in fp32, as the published
   memory of DeepSpeed without its pipeline engine tells (bigscience, tr3m: 4 B per parameter in 9 layouts).
+* gradient_sum: product: where gradients are summed over microbatches, products that make gradients of weights
+  add to the sum as they end (Megatron-LM's gradient accumulation fusion); apart: a kernel of its own.
 * framework_mb: 2^20 bytes of buffers that the framework holds on every device (DeepSpeed's buckets).
 * gradient_dtype: in which gradients are summed over microbatches: fp32 (Megatron-LM's main_grad), bf16, fp16,
   or compute: as the job computes.
@@ -54,12 +56,14 @@ WAYS = ("vp", "zero", "sp", "schedule", "recompute", "async_tp", "offload", "buc
 """Keys of the shorthand that a stack may state."""
 OVERLAP = "overlap_param_gather"
 ETP, SELECTIVE, FACTOR, COPY = "etp", "selective", "activation_factor", "gradient_copy"
+SUM = "gradient_sum"
 PIPELINE_FACTOR, FRAMEWORK = "pipeline_activation_factor", "framework_mb"
 _CHOICES: dict[str, tuple[str, ...]] = {
     ETP: ("tp",),
     SELECTIVE: ("attention", "ops"),
     OVERLAP: ("on", "off"),
     COPY: ("none", "fp32"),
+    SUM: ("apart", "product"),
 }
 HABITS = (*WAYS, *_CHOICES, FACTOR, PIPELINE_FACTOR, FRAMEWORK, *DTYPES)
 _MOST_FACTOR = 2.0
@@ -79,6 +83,7 @@ class Habits:
         etp_is_tp: etp is "tp".
         selective: what recompute=selective means, or None: attention.
         gradient_copy: whether gradients are held once more in fp32 without a pipeline; None: not stated.
+        sums_in_products: see `gradient_sum`; None: not stated.
         activation_factor, pipeline_activation_factor, framework_mb: None: not stated.
         dtypes: the stated ones, by key.
         chosen: keys whose values the user chose: no assumptions.
@@ -90,6 +95,7 @@ class Habits:
     etp_is_tp: bool = False
     selective: str | None = None
     gradient_copy: bool | None = None
+    sums_in_products: bool | None = None
     activation_factor: float | None = None
     pipeline_activation_factor: float | None = None
     framework_mb: int | None = None
@@ -127,6 +133,8 @@ class Habits:
             stated[OVERLAP] = _SWITCHES[self.gathers_overlap]
         if self.gradient_copy is not None:
             stated[COPY] = "fp32" if self.gradient_copy else "none"
+        if self.sums_in_products is not None:
+            stated[SUM] = "product" if self.sums_in_products else "apart"
         for name in (FACTOR, PIPELINE_FACTOR, FRAMEWORK):
             if getattr(self, name) is not None:
                 stated[name] = getattr(self, name)
@@ -152,6 +160,7 @@ def read_habits(
         etp_is_tp=ETP in stated,
         selective=stated.get(SELECTIVE),
         gradient_copy=None if COPY not in stated else stated[COPY] == "fp32",
+        sums_in_products=None if SUM not in stated else stated[SUM] == "product",
         activation_factor=stated.get(FACTOR),
         pipeline_activation_factor=stated.get(PIPELINE_FACTOR),
         framework_mb=stated.get(FRAMEWORK),

@@ -18,6 +18,7 @@ STACKS = (
     (r"zero-bubble|zerobubble", "zero-bubble-2023"),
     (r"megatron-deepspeed", "megatron-deepspeed"),
     (r"deepspeed", "deepspeed-zero3-2021"),
+    (r"megatron.*2022", "megatron-2022"),
     (r"megatron", "megatron-2021"),
     (r"aleph alpha", "aleph-alpha-2023"),
     (r"foundry|composer|mosaic", "llm-foundry"),
@@ -27,9 +28,15 @@ STACKS = (
     (r"maxtext|jax|xla", "maxtext-2025"),
     (r"fsdp", "llm-foundry"),
 )
-"""Patterns over the column `framework`, the first that is found wins -> stack."""
+"""Patterns over the columns `framework` and `source`, the first that is found wins -> stack."""
 
-PADS_VOCABULARY = ("megatron-2021", "zero-bubble-2023", "megatron-core-2024", "nemo-2025")
+PADS_VOCABULARY = (
+    "megatron-2021",
+    "megatron-2022",
+    "zero-bubble-2023",
+    "megatron-core-2024",
+    "nemo-2025",
+)
 """Stacks that pad the vocabulary to a multiple of 128 x tp (Megatron-LM's --make-vocab-size-divisible-by);
 others do so only where it is cut."""
 
@@ -50,7 +57,7 @@ def stack_of_row(row: PublishedRow, *, stack: str = AUTO) -> str:
     """Return the stack of a run: the name or file that is asked for, or that of its framework."""
     if stack != AUTO:
         return stack
-    framework = row.text("framework").lower()
+    framework = f"{row.text('framework')}; {row.text('source')}".lower()
     return next((name for pattern, name in STACKS if re.search(pattern, framework)), FALLBACK)
 
 

@@ -88,6 +88,7 @@ class ScaledCostModel:
         self.step_error = inner.step_error
         self.run_ahead_kernels = inner.run_ahead_kernels
         self.blocking = inner.blocking
+        self.awaited = inner.awaited
         self.eager_limit_bytes = inner.eager_limit_bytes
         self.device_memory_bytes = inner.device_memory_bytes
         self.context_bytes = inner.context_bytes

@@ -65,6 +65,21 @@ def test_after_a_blocking_task_nothing_is_launched_until_it_has_ended() -> None:
     assert track.start_ns.tolist() == [10, 120, 230, 340, 450, 560]
 
 
+def test_before_a_task_that_needs_an_awaited_one_nothing_is_launched_until_that_has_ended() -> None:
+    builder = PlanBuilder(pipeline_ranks=1)
+    device = builder.devices[0]
+    device.compute("a", 100, microbatch=0)
+    device.task("copy", TaskKind.OFFLOAD, "host", microbatch=0, phase=TaskKind.F, size_bytes=40, waits=("a",))
+    device.compute("b", 100, microbatch=1)
+    device.compute("c", 100, microbatch=2, waits=("copy",))
+    prices = FakeCostModel(launch_ns=10, awaited=("offload",), host_copy_ns=lambda size: 3 * size)
+    work = build_workload(builder.build(), prices)
+    assert work.host_waits.to_rows() == [[], [], [], [1]]
+    (track,) = simulate(builder.build(), prices, steps=1).tracks
+    # the copy runs [110, 230] beside b [110, 210]; c is launched only then, and costs its launch again
+    assert track.start_ns.tolist() == [10, 110, 110, 240]
+
+
 def test_a_host_that_awaits_what_cannot_end_is_part_of_the_report() -> None:
     builder = PlanBuilder(pipeline_ranks=2)
     builder.devices[0].compute("a", 1, microbatch=0)

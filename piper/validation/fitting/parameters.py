@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from cost_models.catalogue import figure_of
 from cost_models.training import SECTION
@@ -15,40 +14,31 @@ _NUMBER = re.compile(r"^([\d.eE+-]+)(.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A figure of the catalogue, or each of a list of figures, times a factor.
+    """A figure of the catalogue.
 
     Args:
         name: as in `piper.validation.overlay`.
-        sigma: of the logarithm of the factor, beforehand.
-        low, high: bounds of the value (of the factor for a list).
-        start: the value where the file has none.
+        prior: what is expected before any run is seen, in the unit of the file: never what a fit has found.
+        sigma: of the logarithm of the value over `prior`, beforehand.
+        low, high: bounds of the value.
         of: the figure that the value is a factor of, whose product low and high bound; None: itself.
     """
 
     name: str
+    prior: str | float
     sigma: float
     low: float
     high: float
-    start: str | float | None = None
     of: str | None = None
 
-    def value(self) -> Any:
-        """Return what the file says, or `start`."""
-        found = figure_of(self.name)
-        return self.start if found is None else found
-
-    def scaled(self, factor: float) -> Any:
-        """Return the value times `factor`, in the unit of the file."""
-        value = self.value()
-        if isinstance(value, list):
-            return [min(1.0, float(f"{item * factor:.4g}")) for item in value]
-        number, unit = _split(value)
+    def scaled(self, factor: float) -> str | float:
+        """Return the prior times `factor`, in the unit of the file."""
+        number, unit = _split(self.prior)
         return f"{number * factor:.4g}{unit}" if unit else float(f"{number * factor:.4g}")
 
     def factors(self) -> tuple[float, float]:
         """Return the bounds of the factor."""
-        value = self.value()
-        number = 1.0 if isinstance(value, list) else _split(value)[0]
+        number, _ = _split(self.prior)
         if self.of is not None:
             scaled = figure_of(self.of)
             number *= 1.0 if isinstance(scaled, list) else _split(scaled)[0]
@@ -73,47 +63,43 @@ def _gpu(name: str, **figures: tuple[float, float, float]) -> list[Parameter]:
         dotted = key.replace("__", ".")
         full = f"gpu:{name}:{SECTION}.{dotted}"
         of = f"gpu:{name}:{dotted}"
-        found.append(Parameter(name=full, sigma=sigma, low=low, high=high, start=1.0, of=of))
+        found.append(Parameter(name=full, prior=1.0, sigma=sigma, low=low, high=high, of=of))
     return found
 
 
-def _cluster(name: str, *keys: str) -> list[Parameter]:
+def _cluster(name: str, **shares: float) -> list[Parameter]:
     prefix = f"cluster:{name}:inter_collectives"
-    return [Parameter(name=f"{prefix}.{key}", sigma=0.4, low=0.05, high=1.0) for key in keys]
+    return [
+        Parameter(name=f"{prefix}.{key}", prior=share, sigma=0.4, low=0.05, high=1.0)
+        for key, share in shares.items()
+    ]
 
 
-_HOST = {
-    "launch_overhead": (0.4, 0.3, 120.0, None),
-    "communication_overhead": (0.5, 2.0, 400.0, "30us"),
-    "pass_wait": (0.5, 0.02, 30.0, "0.3ms"),
-    "step_wait": (0.8, 0.05, 100.0, "3ms"),
+_COST: dict[str, tuple[str | float, float, float, float]] = {
+    "communication_overhead": ("30us", 0.5, 2.0, 400.0),
+    "pass_wait": ("0.3ms", 0.5, 0.02, 30.0),
+    "step_wait": ("3ms", 0.8, 0.05, 100.0),
+    "memory_slowdown": (1.0, 0.35, 0.4, 6.0),
+    "collective_slowdown": (1.0, 0.3, 0.5, 20.0),
+    "matmul_slowdown": (1.0, 0.07, 0.8, 1.5),
+    "attention_slowdown": (1.0, 0.2, 0.6, 3.0),
 }
-_SLOWDOWNS = {
-    "memory": (0.35, 0.4, 6.0),
-    "collective": (0.3, 0.5, 20.0),
-    "matmul": (0.07, 0.8, 1.5),
-    "attention": (0.2, 0.6, 3.0),
-}
+"""Keys of a stack's `cost` -> prior, sigma, low, high."""
+_LAUNCHES = (0.4, 0.3, 120.0)
 
 
-def _stack(name: str, *keys: str) -> list[Parameter]:
-    found = []
+def _stack(name: str, launch: str, *keys: str) -> list[Parameter]:
+    prefix = f"stack:{name}:cost"
+    sigma, low, high = _LAUNCHES
+    found = [Parameter(name=f"{prefix}.launch_overhead", prior=launch, sigma=sigma, low=low, high=high)]
     for key in keys:
-        if key in _HOST:
-            sigma, low, high, start = _HOST[key]
-            found.append(
-                Parameter(name=f"stack:{name}:cost.{key}", sigma=sigma, low=low, high=high, start=start)
-            )
-        else:
-            sigma, low, high = _SLOWDOWNS[key]
-            full = f"stack:{name}:cost.{key}_slowdown"
-            found.append(Parameter(name=full, sigma=sigma, low=low, high=high, start=1.0))
+        prior, sigma, low, high = _COST[key]
+        found.append(Parameter(name=f"{prefix}.{key}", prior=prior, sigma=sigma, low=low, high=high))
     return found
 
 
-_LAUNCH, _MESSAGE, _PASS, _STEP = "launch_overhead", "communication_overhead", "pass_wait", "step_wait"
-_RING, _TRANSFER = "ring_efficiency", "transfer_efficiency"
-_KERNELS = ("memory", "collective")
+_PASS, _STEP, _MEMORY = "pass_wait", "step_wait", "memory_slowdown"
+_KERNELS = (_MEMORY, "collective_slowdown")
 
 PARAMETERS: tuple[Parameter, ...] = (
     *_gpu(
@@ -150,29 +136,30 @@ PARAMETERS: tuple[Parameter, ...] = (
         matmul__efficiency=(0.1, 0.45, 0.85),
         matmul__batched_efficiency=(0.3, 0.1, 0.8),
     ),
-    *_cluster("vtrain-a100", _RING, _TRANSFER),
-    *_cluster("aleph-alpha-a100", _RING, _TRANSFER),
-    *_cluster("selene", _TRANSFER),
-    *_cluster("zero-bubble-a100", _TRANSFER),
-    *_cluster("v100-8gpu-100g", _RING),
-    *_cluster("jean-zay-v100", _RING),
-    *_cluster("mosaicml-a100-40gb", _RING),
-    *_cluster("mosaicml-a100-80gb", _RING),
-    *_stack("megatron-2021", _LAUNCH, _PASS, _STEP, *_KERNELS),
-    *_stack("megatron-deepspeed", _LAUNCH, _MESSAGE, _PASS, _STEP, *_KERNELS),
-    *_stack("zero-bubble-2023", _LAUNCH, _PASS, _STEP, "memory"),
-    *_stack("aleph-alpha-2023", _LAUNCH, _PASS, _STEP, *_KERNELS),
-    *_stack("llm-foundry", _LAUNCH, _PASS, _STEP, *_KERNELS, "attention"),
-    *_stack("torchtitan", _LAUNCH, _STEP, "memory"),
-    *_stack("torchtitan-compile", _LAUNCH, _STEP, *_KERNELS),
-    *_stack("megatron-core-2024", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("nemo-2025", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("megatron-bridge-25", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("megatron-bridge-26.02", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("megatron-bridge-26.04", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("megatron-lm-2026", _LAUNCH, _PASS, _STEP, *_KERNELS, "matmul"),
-    *_stack("oneflow-gpt", _LAUNCH, *_KERNELS),
-    *_stack("deepspeed-zero3-2021", _LAUNCH, "collective"),
-    *_stack("maxtext-2025", _LAUNCH, *_KERNELS),
+    *_cluster("vtrain-a100", ring_efficiency=0.9, transfer_efficiency=0.8),
+    *_cluster("aleph-alpha-a100", ring_efficiency=0.9, transfer_efficiency=0.8),
+    *_cluster("selene", transfer_efficiency=0.8),
+    *_cluster("zero-bubble-a100", transfer_efficiency=0.7),
+    *_cluster("v100-8gpu-100g", ring_efficiency=0.82),
+    *_cluster("jean-zay-v100", ring_efficiency=0.8),
+    *_cluster("mosaicml-a100-40gb", ring_efficiency=0.85),
+    *_cluster("mosaicml-a100-80gb", ring_efficiency=0.85),
+    *_stack("megatron-2021", "10us", _PASS, _STEP, *_KERNELS),
+    *_stack("megatron-2022", "10us", _PASS, _MEMORY),
+    *_stack("megatron-deepspeed", "14us", "communication_overhead", _PASS, _STEP, *_KERNELS),
+    *_stack("zero-bubble-2023", "10us", _PASS, _STEP, _MEMORY),
+    *_stack("aleph-alpha-2023", "12us", _PASS, _STEP, *_KERNELS),
+    *_stack("llm-foundry", "8us", _PASS, _STEP, *_KERNELS, "attention_slowdown"),
+    *_stack("torchtitan", "8us", _STEP, _MEMORY),
+    *_stack("torchtitan-compile", "4us", _STEP, *_KERNELS),
+    *_stack("megatron-core-2024", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("nemo-2025", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("megatron-bridge-25", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("megatron-bridge-26.02", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("megatron-bridge-26.04", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("megatron-lm-2026", "5us", _PASS, _STEP, *_KERNELS, "matmul_slowdown"),
+    *_stack("oneflow-gpt", "2us", *_KERNELS),
+    *_stack("deepspeed-zero3-2021", "10us", "collective_slowdown"),
+    *_stack("maxtext-2025", "1us", *_KERNELS),
 )
 """All of them. Priors: efficiencies as measured by benchmarks, host times within a factor of 1.5 to 2.2."""

@@ -331,3 +331,54 @@ def test_an_unknown_kernel_gets_the_nearest_known_one(options, field):
         KernelChoice().changed(options, where="recipe.yaml")
     assert (caught.value.where, caught.value.field) == ("recipe.yaml", field)
     assert "did you mean" in caught.value.fix.lower()
+
+
+def named(cost):
+    return [op.name for op in cost.operations for _ in range(op.count)]
+
+
+def test_a_fused_rotation_is_one_kernel_each_way_for_queries_and_one_for_keys():
+    plain, fused = (
+        once(family("llama"), kernels=KernelChoice(rotary=choice)) for choice in ("unfused", "fused")
+    )
+    layer = next(i for i, s in enumerate(fused.segments) if "fused.rotary.default" in named(s.forward))
+    before, after = plain.segments[layer], fused.segments[layer]
+    assert named(after.forward).count("fused.rotary.default") == 2
+    assert named(after.backward).count("fused.rotary_backward.default") == 2
+    assert products(after.forward) == products(before.forward)
+    assert after.saved_bytes <= before.saved_bytes
+    moved = [sum(op.bytes * op.count for op in s.forward.operations) for s in (before, after)]
+    assert moved[1] < moved[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_fused_projections_are_fewer_and_larger_products_of_the_same_model(name):
+    apart = family(name)
+    choice = KernelChoice(projections="fused", activation="fused")
+    fused = apart.written_for(choice)
+    plain, joined = once(apart, kernels=KernelChoice(activation="fused")), once(fused, kernels=choice)
+    assert sum(p.numel for p in joined.parameters) == sum(p.numel for p in plain.parameters)
+    assert fused.n_parameters == apart.n_parameters
+    for way in ("forward", "backward"):
+        before, after = (
+            [op for s in model.segments for op in getattr(s, way).operations] for model in (plain, joined)
+        )
+        linear = {OpKind.MATMUL, OpKind.GROUPED_MATMUL}
+        counts = [sum(op.count for op in ops if op.kind in linear) for ops in (before, after)]
+        flops_of = [sum(op.flops * op.count for op in ops if op.kind in linear) for ops in (before, after)]
+        assert counts[1] < counts[0]
+        assert flops_of[0] == flops_of[1]
+
+
+def test_a_fused_gate_over_halves_of_one_projection_writes_the_gradient_of_the_whole():
+    choice = KernelChoice(projections="fused", activation="fused")
+    model = once(family("llama").written_for(choice), kernels=choice)
+    layer = next(s for s in model.segments if "fused.gated_activation.default" in named(s.forward))
+    gate = next(
+        op for op in layer.backward.operations if op.name == "fused.gated_activation_backward.default"
+    )
+    whole = gate.shape[0]
+    (half,) = {op.shape[0] for op in layer.forward.operations if op.name == "fused.gated_activation.default"}
+    assert whole == half  # elements of the largest tensor it reads: gate and up together
+    catenated = [op.shape[0] for op in layer.backward.operations if op.name == "aten.cat.default"]
+    assert whole not in catenated

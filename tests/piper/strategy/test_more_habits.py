@@ -3,6 +3,7 @@
 import pytest
 
 from cost_models.errors import InputError
+from piper.models import find_model
 from piper.predict import Job, compile_job
 from piper.strategy import load_strategy
 from simulator.plan import MemoryClass
@@ -94,3 +95,17 @@ def test_gradients_are_held_once_more_where_there_is_no_pipeline():
     for strategy, factor in (("dp=2", 6), ("pp=2", 2)):
         parameters = held(strategy, *settings, memory_class=MemoryClass.PARAMETERS)
         assert held(strategy, *settings, memory_class=MemoryClass.GRADIENTS) == factor * parameters // 2
+
+
+def test_products_add_the_gradients_of_weights_themselves_where_the_stack_says_so():
+    def summed(*settings):
+        job = Job(model="tiny-moe", strategy=load_strategy("dp=2"), gpus=2, seq_len=64, settings=settings)
+        plan = compile_job(job).plan
+        operations = [op for work in plan.works for op in work.operations if op.name == "accumulate_gradient"]
+        return sum(op.shape[0] * op.count for op in operations)
+
+    source = find_model("tiny-moe")
+    table = source.shape.vocabulary * source.shape.hidden
+    norms = (2 * len(source.shape.layers) + 1) * source.shape.hidden
+    assert summed() == source.n_parameters
+    assert summed(("strategy.gradient_sum", "product")) == table + norms

@@ -28,6 +28,12 @@ def test_a_row_that_states_everything_becomes_a_job_of_its_stack_and_cluster() -
     assert found.assumed == ("dtype",)
 
 
+def test_the_year_of_a_source_tells_releases_of_one_framework_apart() -> None:
+    found = job_of_row(row(source="Korthikanti et al. 2022 (arXiv 2205.05198)", act_ckpt=""))
+    assert (found.job.stack, found.job.strategy.stated.recompute) == ("megatron-2022", "selective")
+    assert job_of_row(row(act_ckpt="")).job.strategy.stated.recompute == "full"
+
+
 def test_the_number_of_gpus_wins_over_dp_and_that_is_counted() -> None:
     found = job_of_row(row(dp="1"))
     assert found.job.strategy.stated.dp == 2
