@@ -12,7 +12,7 @@ comparisons on int64 and float64 only, so that numba compiles it unchanged.
     waits until an earlier task of the stream has ended before it launches the next (cost model: run_ahead).
 [Note: blocking calls]  After a task that the host has to see the end of (cost model: blocking), it launches
     nothing until the task has ended.
-[Note: awaited tasks]  Before a task that waits for a task whose end the host has to see (cost model: awaited),
+[Note: awaited tasks]  Before a task that waits for one whose end the host has to see (cost model: awaited),
     it launches nothing until that has ended: a framework that synchronises where it receives.
 [Note: host-bound tasks]  A task whose k kernels are launched during [h, h + k * launch] cannot end before
     the last of them is launched, however fast the device is.
