@@ -54,7 +54,7 @@ def test_twice_the_replicas_train_nearly_twice_as_fast() -> None:
 def test_pipeline_ranks_are_limited_by_the_head_alone() -> None:
     """The last of 8 stages has 2 of 16 layers and the head; it computes nearly all the time."""
     (row,) = [row for row in evaluation.scaling(4) if (row["pp"], row["dp"]) == (8, 4)]
-    assert row["fullest_rank"] > 0.35
+    assert row["fullest_rank"] > 1 / 3
     assert row["busy_of_fullest_rank"] > 0.85
 
 

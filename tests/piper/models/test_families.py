@@ -15,6 +15,7 @@ from piper.capture import CapturedModel, KernelChoice, capture
 from piper.models import MODELS, ModelSource, build_module
 from piper.models.find import from_config
 from piper.runtime.dropout import DropoutKeys, KeyedDropout
+from piper.runtime.here import Here
 from piper.runtime.program import Program, build_program
 from tests.tiny_configs import TINY
 
@@ -91,7 +92,7 @@ def run_all(found: Program, module: nn.Module, inputs: tuple[Tensor, Tensor], ke
         arguments: list[Any] = [tensors[value] for value in code.inputs]
         arguments += [parameters[parameter] for parameter in code.parameters]
         arguments += [found.buffers[buffer] for buffer in code.buffers]
-        arguments += [keys] if code.keyed else []
+        arguments += [Here(keys=keys, segment=number)] if code.keyed else []
         tensors |= {(number, i): tensor for i, tensor in enumerate(code.run(*arguments))}
     return tensors[number, 0]
 

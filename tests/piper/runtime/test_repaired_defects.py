@@ -53,8 +53,8 @@ def test_sums_that_are_reduced_again_with_every_microbatch_count_early_ones_more
 
 
 def test_sums_over_replicas_without_a_mean_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_a_microbatch(context: Any) -> torch.Tensor:
-        return torch.ones(()) / context.plan.training.tokens_per_step * context.plan.replicas
+    def of_a_microbatch(place: Any) -> torch.Tensor:
+        return torch.ones(()) / place.step.tokens * place.context.plan.replicas
 
     monkeypatch.setattr(compute, "loss_gradient", of_a_microbatch)
     assert not verified(HALVES)
