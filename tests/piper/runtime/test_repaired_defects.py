@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from piper.errors import RunFailedError, StrategyError
+from piper.predict import CompiledJob
 from piper.runtime import context as contexts
 from piper.runtime import state as states
-from piper.runtime.handlers import collectives, compute, transfers
+from piper.runtime.handlers import collectives, compute, routing, transfers
+from piper.runtime.init import initial_piece
 from simulator.plan import Task
 from tests.piper.runtime.jobs import plan_of, train
 from tests.piper.runtime.named_runs import compiled_job, require_equal, run_job
@@ -78,6 +81,64 @@ def test_replicas_that_start_from_different_values_are_noticed(monkeypatch: pyte
 
     monkeypatch.setattr(states, "initial_piece", of_the_rank)
     assert not verified("dp=2")
+
+
+EXPERTS = "dp=2,ep=2"
+
+
+def expert_job() -> CompiledJob:
+    return compiled_job("tiny-moe", EXPERTS, optimizer="sgd", global_batch=2)
+
+
+def test_every_expert_is_owned_by_one_rank() -> None:
+    """All ranks held all experts."""
+    plan = expert_job().plan
+    cut = [found.name for found in plan.cuts.parameters if found.dims == (("ep", 0),)]
+    assert cut
+    for parameter in plan.parameters:
+        if parameter.name in cut:
+            pieces = [initial_piece(plan, rank, parameter.name, seed=0) for rank in range(plan.num_ranks)]
+            assert sum(piece.shape[0] for piece in pieces) == parameter.shape[0]
+            assert not torch.equal(*pieces)
+
+
+def test_rows_that_are_split_equally_whoever_has_their_expert_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks did not say how many rows they send; each took an equal part of all for its own."""
+    original = routing.routing
+
+    def equal(context: Any, task: Task, ends: torch.Tensor) -> Any:
+        rows, experts = int(ends[-1]), ends.numel()
+        even = torch.arange(1, experts + 1, dtype=ends.dtype) * rows // experts
+        return original(context, task, even.to(ends.dtype))
+
+    monkeypatch.setattr(routing, "routing", equal)
+    assert is_noticed(expert_job())
+
+
+def test_a_run_with_experts_is_verified_where_nothing_is_wrong() -> None:
+    assert not is_noticed(expert_job())
+
+
+def is_noticed(job: CompiledJob) -> bool:
+    """Return whether a run fails or differs from one process."""
+    try:
+        return run_job(job, steps=1, timeout_s=5.0).result["verified"] is False
+    except RunFailedError:
+        return True
+
+
+@pytest.mark.parametrize("degree", [{}, {"degree": 1}])
+def test_experts_cut_over_one_device_are_refused_before_anything_runs(
+    degree: dict[str, int], tmp_path: Path
+) -> None:
+    """It was accepted, and crashed in the middle of a step."""
+    strategy = [{"op": "mesh", "axes": {"pp": 1}}, {"op": "shard", "filter": {"EP": "*"}, **degree}]
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(strategy))
+    with pytest.raises(StrategyError, match=r"(?s)shard.degree = 1.*leave shard out"):
+        compiled_job("tiny-moe", str(path), gpus=1)
 
 
 def test_a_gather_left_out_after_the_update_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
