@@ -62,7 +62,8 @@ _THIS_MACHINE = "local-cpu"
 def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     """Train on seeded random tokens: N processes on this machine, or one rank under torchrun.
 
-    Prints the measured steps and what was predicted for them.
+    Prints the measured steps and what was predicted for them. Ctrl-C (with --local) ends the run after the
+    step under way, keeps what was measured, and exits with 130; a second Ctrl-C ends it at once.
 
     \b
     Examples:
@@ -88,6 +89,8 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
             as_json=as_json,
             text=lambda: "\n".join([_text(model, result), *_crowded(result), *written]),
         )
+        if result["interrupted"]:
+            raise KeyboardInterrupt
         return
     if not as_json:
         emit(result, as_json=False, text=lambda: _text(model, result))

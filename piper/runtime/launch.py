@@ -16,7 +16,7 @@ from cost_models.errors import require_positive_int
 from piper.errors import JobError, RunFailedError
 from piper.runtime.delays import Delays
 from piper.runtime.outcome import RunOutcome
-from piper.runtime.progress import Phase, ProgressBoard
+from piper.runtime.progress import Phase, ProgressBoard, Reporting
 from piper.runtime.runnable import require_runnable
 from piper.runtime.settings import OptimizerSettings, RunSettings, default_optimizer
 from piper.runtime.watch import Child, die_with_parent, end, watch
@@ -71,7 +71,9 @@ def run_local(
         delays: start every task late, each stream in a thread of its own (to find missing waits).
 
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
-        RunFailedError naming the culprit.
+        RunFailedError naming the culprit. Ctrl-C ends the run after the step under way: the outcome has the
+        steps so far, and says that it was interrupted; KeyboardInterrupt before the first step, or if pressed
+        again.
     """
     require_runnable(plan)
     _require_world_size(plan, num_ranks, field="--local")
@@ -128,7 +130,7 @@ def run_rank(
     job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
     store, _, _ = next(dist.rendezvous("env://", rank, world_size))  # type: ignore[attr-defined]
     try:
-        return train_in_group(job, lambda *_, **__: None, store=store, limit_s=timeout_s)
+        return train_in_group(job, Reporting(), store=store, limit_s=timeout_s)
     except Exception as error:
         raise RunFailedError(_agreed_culprit(job, store, error)) from error
 
@@ -166,8 +168,9 @@ def _fork_and_watch(plan: Plan, job: Callable[..., RankJob], *, timeout_s: float
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         for _, tell in ports:
             tell.send(store.port)
-        outcome: RunOutcome = watch(children, board, plan, timeout_s=timeout_s)
-        return outcome
+        outcome: RunOutcome
+        outcome, interrupted = watch(children, board, plan, timeout_s=timeout_s)
+        return replace(outcome, result=outcome.result | {"interrupted": interrupted})
     finally:
         # A traceback may keep this frame alive; a store in it would hang the next run's children on exit.
         del store
@@ -198,7 +201,10 @@ def _rank_message(job: Any, board: ProgressBoard, port: int) -> tuple[Any, ...]:
     limit_s = job.settings.timeout_s * _LIMIT_FACTOR
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-        outcome = train_in_group(job, partial(board.report, job.rank), store=store, limit_s=limit_s)
+        reporting = Reporting(
+            report=partial(board.report, job.rank), may_begin=partial(board.begins, job.rank)
+        )
+        outcome = train_in_group(job, reporting, store=store, limit_s=limit_s)
         board.report(job.rank, Phase.DONE)
         return ("done", outcome)
     except Exception as error:  # noqa: BLE001  whatever it is, the launcher must hear of it

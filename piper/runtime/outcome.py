@@ -90,6 +90,7 @@ def run_result(
         "max_relative_error": None if verification is None else verification.same_tree,
         "whole_batch_error": None if verification is None else verification.whole_batch,
         "predicted_step_time_s": None,
+        "interrupted": False,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,7 +21,7 @@ from piper.runtime.ledger import Ledger
 from piper.runtime.outcome import RankLedger, RunOutcome, StepFigures, run_result
 from piper.runtime.pieces import Places
 from piper.runtime.program import Program
-from piper.runtime.progress import Phase
+from piper.runtime.progress import Phase, Report, Reporting
 from piper.runtime.recorder import RankRecord, Recorder, measured_timeline, rank_record, step_times_s
 from piper.runtime.reductions import Reducer
 from piper.runtime.routes import Routes
@@ -29,7 +30,7 @@ from piper.runtime.sources import Source
 from piper.runtime.state import RankState
 from piper.runtime.step import StepState
 from piper.runtime.verify import Verifier, gather_evidence
-from piper.runtime.worker import Report, TaskFailedError, Worker
+from piper.runtime.worker import TaskFailedError, Worker
 from simulator.plan import MemoryClass, Plan
 from simulator.plan.codec import plan_hash
 
@@ -66,13 +67,15 @@ class _Gathered:
     ledger: RankLedger
 
 
-def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
-    """Run all steps; rank 0 returns the outcome, the others None. The default group must be initialised.
+def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome | None:
+    """Run all steps, or those before an interruption; rank 0 returns the outcome, the others None.
+
+    The default group must be initialised.
 
     Raises: RunFailedError when ranks disagree; TaskFailedError naming the task that failed.
     """
     torch.set_num_threads(1)
-    plan = job.plan
+    plan, report = job.plan, reporting.report
     groups = Groups.create(plan, rank=job.rank, timeout_s=limit_s)
     report(Phase.MEETING)
     require_agreement(groups, world_size=plan.num_ranks, what=_digest(job))
@@ -81,7 +84,8 @@ def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
     static = np.array(context.ledger.totals, dtype=np.int64)
     worker = Worker(context=context, recorder=Recorder(num_tasks=len(context.routes.tasks)), report=report)
     verifier = _verifier(job, report)
-    states = [_step(worker, number, verifier) for number in range(job.settings.steps)]
+    allowed = takewhile(reporting.may_begin, range(job.settings.steps))
+    states = [_step(worker, number, verifier) for number in allowed]
     worker.drain()
     worker.close()
     report(Phase.MEETING)
@@ -110,7 +114,7 @@ def train(job: RankJob, report: Report, *, limit_s: float) -> RunOutcome | None:
     return outcome
 
 
-def train_in_group(job: RankJob, report: Report, *, store: Any, limit_s: float) -> RunOutcome | None:
+def train_in_group(job: RankJob, reporting: Reporting, *, store: Any, limit_s: float) -> RunOutcome | None:
     """Join all ranks in a default gloo group over `store`, and train."""
     dist.init_process_group(
         "gloo",
@@ -119,7 +123,7 @@ def train_in_group(job: RankJob, report: Report, *, store: Any, limit_s: float) 
         world_size=job.plan.num_ranks,
         timeout=timedelta(seconds=limit_s),
     )
-    outcome = train(job, report, limit_s=limit_s)
+    outcome = train(job, reporting, limit_s=limit_s)
     dist.destroy_process_group()
     return outcome
 

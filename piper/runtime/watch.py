@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,11 +33,65 @@ class Child:
     pipe: Connection
 
 
-def watch(children: Sequence[Child], board: ProgressBoard, plan: Plan, *, timeout_s: float) -> Any:
-    """Return what rank 0 sends when all ranks are done.
+class Interruption:
+    """The first Ctrl-C asks for an end after the step under way, the second for one at once.
 
-    Raises: RunFailedError naming the culprit, as soon as a rank fails, dies, or is silent for `timeout_s`.
+    Args:
+        board: tells the ranks.
     """
+
+    def __init__(self, board: ProgressBoard) -> None:
+        self._board = board
+        self._unheard = False
+        self.asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGINT, where it would raise KeyboardInterrupt."""
+        here = threading.current_thread() is threading.main_thread()
+        if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, lambda *_: self._hear())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _hear(self) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = self._unheard = True
+        self._board.close()
+
+    def obey(self) -> None:
+        """Name the last step, once; raises KeyboardInterrupt where no step has begun."""
+        if self._unheard:
+            self._unheard = False
+            if not self._board.name_last_step():
+                raise KeyboardInterrupt
+
+
+def watch(children: Sequence[Child], board: ProgressBoard, plan: Plan, *, timeout_s: float) -> Any:
+    """Return what rank 0 sends when all ranks are done, and whether they were interrupted.
+
+    Raises: RunFailedError naming the culprit, as soon as a rank fails, dies, or is silent for `timeout_s`;
+        KeyboardInterrupt when interrupted before the first step, or twice.
+    """
+    interruption = Interruption(board)
+    with interruption.listening():
+        outcome = _watch(children, board, plan, interruption=interruption, timeout_s=timeout_s)
+    return outcome, interruption.asked
+
+
+def _watch(
+    children: Sequence[Child],
+    board: ProgressBoard,
+    plan: Plan,
+    *,
+    interruption: Interruption,
+    timeout_s: float,
+) -> Any:
     open_children = {child.rank: child for child in children}
     outcome: Any = None
     echoes: list[str] = []
@@ -43,6 +99,7 @@ def watch(children: Sequence[Child], board: ProgressBoard, plan: Plan, *, timeou
     while open_children:
         handles: list[Any] = [h for c in open_children.values() for h in (c.pipe, c.process.sentinel)]
         wait(handles, timeout=_POLL_S)
+        interruption.obey()
         for child in list(open_children.values()):
             message = _message(child)
             if message is None:

@@ -8,7 +8,6 @@ Tensors are let go by their last reader, which the plan's reads determine (`rout
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter, perf_counter_ns, sleep
@@ -24,7 +23,7 @@ from piper.runtime.handlers import collectives, compute, exchanges, host, rehear
 from piper.runtime.handlers.buckets import buckets_of
 from piper.runtime.init import batch_of_step
 from piper.runtime.pool import Pool
-from piper.runtime.progress import Phase
+from piper.runtime.progress import Phase, Report
 from piper.runtime.recorder import Recorder
 from piper.runtime.step import StepState
 from piper.runtime.streams import StreamThread
@@ -38,9 +37,6 @@ _LOOK_S = 0.2
 
 _HOLD_LOOK_S = 1e-3
 """How often a task that is held looks whether it may start."""
-
-Report = Callable[..., None]
-"""`ProgressBoard.report` for this rank: (phase, step=, position=, waits_for=)."""
 
 
 class TaskFailedError(Exception):
