@@ -56,7 +56,7 @@ accuracy: $(STAMP)
 
 bench: $(STAMP)
 	@echo "bench: quick sizes; without --quick each script takes its full size"
-	@for script in benchmarks/bench_*.py benchmarks/capture_speed.py benchmarks/compile_time.py benchmarks/engine_speed.py benchmarks/pricing_speed.py benchmarks/unfolded_scale.py benchmarks/evaluation_orderings.py; do $(BIN)/python $$script --quick --json || exit 1; done
+	@for script in benchmarks/bench_*.py benchmarks/capture_speed.py benchmarks/compile_time.py benchmarks/engine_speed.py benchmarks/pricing_speed.py benchmarks/unfolded_scale.py benchmarks/evaluation_orderings.py benchmarks/schedule_synthesis.py benchmarks/search_rate.py benchmarks/runtime_parity.py benchmarks/cpu_loop.py benchmarks/gpu_check.py; do $(BIN)/python $$script --quick --json || exit 1; done
 
 clean:
 	@echo "clean: removing $(VENV), caches, out/ and build products"

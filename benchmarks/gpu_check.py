@@ -3,7 +3,8 @@
 Kernels, attention, optimizer and launches are measured; four fifths of the rows fit a cluster file, the
 others say how far off it is. A small Llama then trains a step in plain PyTorch (bf16 with fp32 gradients and
 masters on a GPU, fp32 on a CPU); its time and peak memory are compared with what the file predicts, and with
-what the catalogue says without any measurement. `--device cpu` runs the same code where there is no GPU.
+what the catalogue says without any measurement. Where there is no GPU it says so and ends;
+`--device cpu` runs the same code there.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ NEAREST = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default=None, help="default: cuda if there is one"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda; ends where there is none"
     )
     parser.add_argument("--cluster", metavar="NAME", help="nearest cluster of the catalogue")
     parser.add_argument("--quick", action="store_true", help="half of the shapes, fewer repeats")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--keep", metavar="F.yaml", help="keep the fitted cluster file")
     options = parser.parse_args()
-    found = check(options.device or _device(), base=options.cluster, quick=options.quick, keep=options.keep)
+    if options.device == "cuda" and not _has_gpu():
+        _say("gpu_check: this machine has no GPU that torch sees; --device cpu checks the code without one")
+        print(json.dumps({"benchmark": "gpu_check", "device": None}))
+        return
+    found = check(options.device, base=options.cluster, quick=options.quick, keep=options.keep)
     if not options.json:
         show(found)
     print(json.dumps({"benchmark": "gpu_check"} | found))
@@ -226,10 +231,10 @@ def _timed(call: Callable[[], None], device: str) -> float:
     return time.perf_counter() - begin
 
 
-def _device() -> str:
+def _has_gpu() -> bool:
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.is_available()
 
 
 def _say(text: str) -> None:

@@ -44,3 +44,14 @@ def test_the_nearest_cluster_is_known_by_the_name_of_the_device(name: str, devic
 def test_a_device_without_a_cluster_asks_for_one() -> None:
     with pytest.raises(SystemExit, match="give --cluster"):
         gpu_check.nearest_cluster("Some other GPU", "cuda")
+
+
+def test_without_a_gpu_it_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--quick", "--json"])
+    gpu_check.main()
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"benchmark": "gpu_check", "device": None}
+    assert "no GPU" in said.err
