@@ -12,7 +12,8 @@ from simulator.plan import Plan
 from simulator.plan.check import check_plan
 from tests.facts import CASES, graph_of
 from tests.graphs import after
-from tests.mutations import MUTATIONS, Mutant
+from tests.mutations.mutant import Mutant
+from tests.mutations.table import MUTATIONS
 from tests.plan_edits import Order, cross_step_needs, needs, ordered_across_steps, tasks_of
 from tests.strategies import compile_drawn, drawn
 

@@ -20,7 +20,7 @@ from simulator.plan import COLLECTIVE_KINDS, NONE, RECV_KINDS, DevicePlan, Mesh,
 from simulator.plan.check import check_plan
 from tests.facts import PLAIN_TP, TP
 from tests.graphs import fused
-from tests.mutations import without_regrouping
+from tests.mutations.groups import without_regrouping
 from tests.piper.compiler.test_facts_to_plans import plan_of
 from tests.strategies import Draft, compile_drawn, drawn
 

@@ -19,7 +19,7 @@ from simulator import build_workload, simulate, summarize
 from simulator.engines import ENGINES
 from simulator.errors import IllegalPlanError
 from simulator.plan import Plan
-from tests.mutations import MUTATIONS
+from tests.mutations.table import MUTATIONS
 from tests.plans import FakeCostModel, exact_price
 from tests.strategies import compile_drawn, drawn
 

@@ -8,7 +8,8 @@ import torch
 from cost_models.ops import OpKind
 from piper.capture import KernelChoice, capture
 from piper.models.decoder import CausalLM
-from tests.piper.models.transformers_cases import CASES, GQA, decoder, llama_layer
+from tests.piper.models.transformers_cases.case import GQA, decoder, llama_layer
+from tests.piper.models.transformers_cases.table import CASES
 
 SEQ, BATCH, HEADS, HEAD_DIM, LAYERS = 16, 2, 4, 8, 2
 

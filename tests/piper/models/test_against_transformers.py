@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from piper.models.decoder import CausalLM
-from tests.piper.models.transformers_cases import CASES, VOCABULARY, ours
+from tests.piper.models.transformers_cases.case import VOCABULARY
+from tests.piper.models.transformers_cases.table import CASES, ours
 
 transformers = pytest.importorskip("transformers")
 

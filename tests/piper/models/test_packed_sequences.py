@@ -11,7 +11,8 @@ from piper.capture import capture
 from piper.errors import ModelError
 from piper.models import find_model
 from piper.models.decoder import CausalLM
-from tests.piper.models.transformers_cases import CASES, VOCABULARY
+from tests.piper.models.transformers_cases.case import VOCABULARY
+from tests.piper.models.transformers_cases.table import CASES
 
 KINDS = ("llama", "mistral_window", "gpt2", "mpt", "gemma2", "gpt_oss", "deepseek_v3")
 PACKINGS = [(4, 4, 4), (5, 1, 6)]

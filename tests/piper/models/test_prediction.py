@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from piper.capture import capture
 from piper.models.decoder import CausalLM
 from piper.models.prediction import LOSS_WEIGHT, ahead
-from tests.piper.models.transformers_cases import CASES, VOCABULARY
+from tests.piper.models.transformers_cases.case import VOCABULARY
+from tests.piper.models.transformers_cases.table import CASES
 
 SEQ = 10
 

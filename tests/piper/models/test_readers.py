@@ -7,7 +7,7 @@ import pytest
 
 from piper.models import ARCHITECTURES, MODELS
 from piper.models.source import load
-from tests.piper.models.transformers_cases import CASES
+from tests.piper.models.transformers_cases.table import CASES
 
 REPOSITORY = Path(__file__).parents[3]
 WITH_ANOTHER_CONTEXT = {"bloom", "rope_dynamic"}

@@ -5,7 +5,7 @@ To add one: a `Case` in the file of its kind.
 
 import re
 
-from tests.piper.models.transformers_cases.case import GQA, VOCABULARY, Case, Weights, decoder, llama_layer
+from tests.piper.models.transformers_cases.case import Case, Weights
 from tests.piper.models.transformers_cases.fused_and_learned import FUSED_AND_LEARNED
 from tests.piper.models.transformers_cases.latent import LATENT_ATTENTION
 from tests.piper.models.transformers_cases.llama_like import LLAMA_LIKE
@@ -29,6 +29,3 @@ def ours(case: Case, weights: Weights) -> Weights:
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
     return case.convert(renamed)
-
-
-__all__ = ["CASES", "GQA", "VOCABULARY", "Case", "decoder", "llama_layer", "ours"]

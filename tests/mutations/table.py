@@ -19,9 +19,8 @@ from tests.mutations.groups import (
     experts_apart,
     ranks_apart,
     replicas_apart,
-    without_regrouping,
 )
-from tests.mutations.mutant import PASSES, K, Mutant, Mutation
+from tests.mutations.mutant import PASSES, K, Mutation
 from tests.mutations.orders import (
     backward_before_forward,
     drop_wait,
@@ -109,5 +108,3 @@ MUTATIONS: dict[str, Mutation] = {
     "wait in a circle": wait_in_a_circle,
     "wait for the answer": wait_for_the_answer,
 }
-
-__all__ = ["MUTATIONS", "Mutant", "Mutation", "without_regrouping"]
