@@ -46,11 +46,14 @@ class RankLedger:
         rank: whose.
         static_bytes: before the first step, int64 [classes].
         task_bytes: what is held more after each task than before it, int64 [steps, tasks, classes].
+        routed_rows: per step, (microbatch, first segment of a region of experts) -> rows that the rank's
+            experts took.
     """
 
     rank: int
     static_bytes: np.ndarray
     task_bytes: np.ndarray
+    routed_rows: tuple[dict[tuple[int, int], int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome |
             rank=job.rank,
             static_bytes=static,
             task_bytes=np.array(worker.recorder.bytes_, dtype=np.int64),
+            routed_rows=tuple(state.routed_rows for state in states),
         ),
     )
     everything: list[Any] | None = [None] * plan.num_ranks if job.rank == 0 else None

@@ -150,6 +150,8 @@ class StepState:
         rows: microbatch -> segment -> its softmax over cut features.
         rings: (microbatch, segment, pass) -> the ring of its attention.
         routings: (microbatch, first segment of a region of experts) -> how its rows travelled.
+        routed_rows: after the step, (microbatch, first segment of a region of experts) -> rows that this rank's
+            experts took.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         pool: memory for `brought`, of all steps.
         brought: buffer of the plan -> gathered parameters, or sums of gradients until they are reduced.
@@ -177,6 +179,7 @@ class StepState:
     rows: dict[int, dict[int, CutRows]] = field(default_factory=dict)
     rings: dict[tuple[int, int, TaskKind], Ring] = field(default_factory=dict)
     routings: dict[tuple[int, int], Routing] = field(default_factory=dict)
+    routed_rows: dict[tuple[int, int], int] = field(default_factory=dict)
     gathered: dict[tuple[int, Value], tuple[Tensor, int]] = field(default_factory=dict)
     brought: dict[int, Tensor] = field(default_factory=dict)
     on_host: dict[tuple[int, int], OnHost] = field(default_factory=dict)
@@ -358,3 +361,11 @@ class StepState:
         )
         left = [str(key) for found in kept for key in found]
         check_invariant(not left, f"left over after step {self.number}: {', '.join(left[:5])}")
+
+    def let_go(self) -> None:
+        """End the step: of what is not a figure of it, keep nothing."""
+        self.check_empty()
+        self.batch = torch.empty(0)
+        self.routed_rows = {key: sum(ways.received) for key, ways in self.routings.items()}
+        for kept in (self.routings, self.rows, self.rings):
+            kept.clear()

@@ -149,7 +149,7 @@ class Worker:
         for position in range(len(self._tasks)):
             self._wait(flight, position, for_position=position)
         flight.before = None
-        flight.state.check_empty()
+        flight.state.let_go()
 
     def _perform_aside(self, flight: Flight, position: int, dispatch_ns: int) -> None:
         try:

@@ -16,7 +16,7 @@ import pytest
 
 from piper.predict import CompiledJob
 from piper.runtime import RunOutcome
-from tests.piper.runtime.ledgers import differences
+from tests.piper.runtime.ledgers import differences, differences_with_experts
 from tests.piper.runtime.named_runs import compiled_job, run_job
 from tests.piper.runtime.toy import SEQ
 
@@ -81,6 +81,17 @@ def test_so_it_is_for_other_models_dtypes_and_optimizers(
 ) -> None:
     job = compiled_job(model, strategy, **options)
     assert differences(job, run(job)) == []
+
+
+EXPERTS = ["dp=2,ep=2", "dp=4,ep=4", "dp=4,ep=2", "pp=2,dp=2,ep=2,zero=1", "pp=2,dp=2,ep=2,schedule=gpipe"]
+
+
+@pytest.mark.parametrize("strategy", EXPERTS)
+def test_with_the_rows_that_were_routed_the_simulation_knows_the_bytes_of_experts(strategy: str) -> None:
+    job = compiled_job("tiny-moe", strategy)
+    outcome = run(job)
+    assert differences_with_experts(job, outcome) == []
+    assert len(differences(job, outcome)) > 0, "balanced routing would be a coincidence"
 
 
 def test_four_bytes_too_many_in_one_buffer_are_noticed() -> None:
