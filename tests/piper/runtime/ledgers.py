@@ -58,8 +58,7 @@ def differences_with_experts(job: CompiledJob, outcome: RunOutcome) -> list[str]
 
 
 def differences_of_rank(device: DevicePlan, ledger: RankLedger, simulated: np.ndarray) -> list[str]:
-    changes = ledger.task_bytes
-    held = ledger.static_bytes + changes.reshape(-1, len(MemoryClass)).cumsum(axis=0).reshape(changes.shape)
+    changes, held = ledger.task_bytes, held_after_tasks(ledger)
     wrong = np.argwhere((grouped(held) != grouped(simulated)).any(axis=-1))
     found = [
         f"rank {ledger.rank} step {step} after {device.codes()[task]}: "
@@ -69,6 +68,12 @@ def differences_of_rank(device: DevicePlan, ledger: RankLedger, simulated: np.nd
     if changes.sum(axis=(0, 1)).any():
         found.append(f"rank {ledger.rank} does not return to its static bytes: {changes.sum(axis=(0, 1))}")
     return found
+
+
+def held_after_tasks(ledger: RankLedger) -> np.ndarray:
+    """Return what a rank held after each task, [steps, tasks, classes]."""
+    changes = ledger.task_bytes
+    return ledger.static_bytes + changes.reshape(-1, len(MemoryClass)).cumsum(axis=0).reshape(changes.shape)
 
 
 def with_rows(plan: Plan, device: DevicePlan, rows: dict[tuple[int, int], int]) -> DevicePlan:
