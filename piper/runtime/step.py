@@ -150,8 +150,8 @@ class StepState:
         rows: microbatch -> segment -> its softmax over cut features.
         rings: (microbatch, segment, pass) -> the ring of its attention.
         routings: (microbatch, first segment of a region of experts) -> how its rows travelled.
-        routed_rows: after the step: (microbatch, first segment of a region of experts) -> rows that the experts
-            of this rank took.
+        routed_rows: after the step: (microbatch, first segment of a region of experts) -> rows that this
+            rank's experts took.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         pool: memory for `brought`, of all steps.
         brought: buffer of the plan -> gathered parameters, or sums of gradients until they are reduced.
