@@ -517,7 +517,13 @@ def _simulate(
 
         sampling = Sampling(seed=jitter.seed, runs=jitter.runs, steps=steps, engine=engine)
         found = study(
-            plan, workload, clauses, gpus_per_node=gpus_per_node, sampling=sampling, report=jitter.report
+            plan,
+            workload,
+            clauses,
+            gpus_per_node=gpus_per_node,
+            sampling=sampling,
+            cost_model=cost_model,
+            report=jitter.report,
         )
         timeline, section = timeline_of(plan, workload, found), {"jitter": section_of(found)}
     clock.lap("simulate")

@@ -14,8 +14,9 @@ rank in `simulator.jitter.disturbance`.
     numbers with the seed into a table of factors. So it takes no memory, and the same seed gives the same
     noise in every engine, whatever else is simulated. The ranks of a tensor-parallel group meet several times
     in every layer: one draw for all of them stands for the slowest of them.
-[Note: no contention]  Unfolded runs follow `simulator.rules` for devices and links of which each task has its
-    own: what shares links or processors is priced as if it were alone.
+[Note: contention between ranks]  Up to four million tasks a step, ranks share links, processors and memory
+    bandwidth as in `simulator.rules`: every rank is a unit, and the explicit unfolding runs in an engine.
+    Larger runs, and workloads without sharing, time each task as if it were alone.
 """
 
 from simulator.jitter.disturbance import Disturbance, resolve

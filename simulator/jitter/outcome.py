@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulator.jitter.spec import written
-from simulator.jitter.study import Blame, Study
+from simulator.jitter.study import MOST_CONTENDED, Blame, Study
 from simulator.plan import Plan
 from simulator.simulation import has_settled, rank_track
 from simulator.timeline.timeline import Timeline
@@ -41,7 +41,12 @@ def timeline_of(plan: Plan, workload: Workload, study: Study) -> Timeline:
 
 def _notices(plan: Plan, study: Study) -> list[str]:
     """Return what the reader of the figures should know."""
-    found = [*study.notices, "jitter: work that shares links or processors is timed as if it were alone"]
+    found = list(study.notices)
+    if study.contended is False:
+        found.append(
+            "jitter: work that shares links or processors is timed as if it were alone, since the ranks have "
+            f"more than {MOST_CONTENDED:,} tasks a step together"
+        )
     units = study.units
     if study.is_random and study.draws_per_group and int(units.num_ranks.max()) > 1:
         found.append("jitter: the ranks of a tensor-parallel group draw together (per=rank: each for itself)")

@@ -17,14 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import InputError
+from cost_models.price import CostModel
 from simulator import rules
 from simulator.engines import Settled, choose_engine, load_engine
+from simulator.jitter.contention import alone, shared_between_ranks
 from simulator.jitter.disturbance import Disturbance, named_ranks, resolve
 from simulator.jitter.spec import WHERE, Clause, written
-from simulator.jitter.unfold import run_explicitly
+from simulator.jitter.unfold import Unfolding, run_explicitly
 from simulator.jitter.unfolded_run import UnfoldedRun
-from simulator.jitter.units import Units, folded
+from simulator.jitter.units import Units, folded, unfolded
 from simulator.plan import Plan
+from simulator.sharing import Sharing
 from simulator.simulation import MOST_STEPS, has_settled
 from simulator.workload import Workload
 
@@ -37,6 +40,10 @@ Floats = npt.NDArray[np.float64]
 MOST_RUNS = 20
 MOST_TASKS = 200_000_000
 """Tasks of all runs that nobody asked for: half a minute of work."""
+MOST_CONTENDED = 4_000_000
+"""Tasks of a step of all ranks up to which ranks share links: some seconds, and half a GB, for each step."""
+MOST_CONTENDED_TASKS = 40_000_000
+"""Tasks of all runs that nobody asked for where ranks share links: a minute of work."""
 MOST_BLAMED = 5
 MOST_HEALED = 3
 MOST_RECORDED = 64
@@ -101,6 +108,7 @@ class Study:
         stands_for: how many ranks each unit recorded in `shown` stands for.
         is_random: whether anything is drawn.
         draws_per_group: whether the ranks of a tensor-parallel group draw together.
+        contended: whether what runs at once on different ranks slows each other; None: it never does.
         notices: what the reader should know of the sampling.
     """
 
@@ -118,6 +126,7 @@ class Study:
     stands_for: dict[int, int]
     is_random: bool
     draws_per_group: bool
+    contended: bool | None
     notices: tuple[str, ...]
 
 
@@ -128,20 +137,40 @@ def study(
     *,
     gpus_per_node: int,
     sampling: Sampling,
+    cost_model: CostModel | None = None,
     report: Report = lambda _: None,
 ) -> Study:
     """Run `plan` again and again with the jitter that `clauses` describe.
 
     Args:
-        plan, workload: what is run; nothing in it contends.
+        plan, workload: what is run.
         clauses: from `parse_jitter`.
         gpus_per_node: ranks of a node.
         sampling: how often.
+        cost_model: of the workload: says which links each rank shares; None: nothing slows anything else.
         report: called with what is being done.
     Raises: InputError for ranks that the job lacks; IllegalPlanError if the plan hangs.
     """
-    job = _Job(plan=plan, workload=workload, gpus_per_node=gpus_per_node, report=report)
-    return job.study(tuple(clauses), sampling)
+    shared, contends = None, workload.sharing is not None and cost_model is not None
+    if workload.sharing is not None and cost_model is not None:
+        everyone = unfolded(plan, resolve((), plan, gpus_per_node=gpus_per_node))
+        if _tasks_of(workload, everyone) <= MOST_CONTENDED:
+            report("what ranks share")
+            shared = shared_between_ranks(plan, cost_model, Unfolding(plan, workload, everyone))
+    job = _Job(
+        plan=plan,
+        workload=alone(plan, workload) if shared is None else workload,
+        gpus_per_node=gpus_per_node,
+        report=report,
+        shared=shared,
+    )
+    found = job.study(tuple(clauses), sampling)
+    return found if contends else replace(found, contended=None)
+
+
+def _tasks_of(workload: Workload, units: Units) -> int:
+    """Return how many tasks a step of all units has."""
+    return int(np.diff(workload.device_starts)[units.device].sum())
 
 
 @dataclass(kw_only=True)
@@ -152,6 +181,7 @@ class _Job:
     workload: Workload
     gpus_per_node: int
     report: Report
+    shared: tuple[Sharing, Ints] | None
     sampling: Sampling = field(default_factory=Sampling)
     settled: Settled = has_settled
     template: Template | None = None
@@ -162,7 +192,7 @@ class _Job:
         )
         sampling = replace(sampling, engine=engine)
         disturbance, healthy = self._resolved(clauses), self._resolved(())
-        units = folded(self.plan, disturbance)
+        units = self._units(disturbance)
         self._require_in_range(disturbance, steps=sampling.steps)
         self.sampling, notices = self._chosen(sampling, units, is_random=disturbance.is_random)
         self.report("without jitter")
@@ -211,8 +241,13 @@ class _Job:
             stands_for=stands_for,
             is_random=disturbance.is_random,
             draws_per_group=bool((disturbance.draw < np.arange(self.plan.num_ranks)).any()),
+            contended=self.shared is not None,
             notices=(*warnings, *notices),
         )
+
+    def _units(self, disturbance: Disturbance) -> Units:
+        """Return as few units as there can be, or, where ranks share links, all ranks."""
+        return (folded if self.shared is None else unfolded)(self.plan, disturbance)
 
     def _resolved(self, clauses: Sequence[Clause]) -> Disturbance:
         return resolve(clauses, self.plan, gpus_per_node=self.gpus_per_node)
@@ -239,8 +274,9 @@ class _Job:
     def _chosen(self, asked: Sampling, units: Units, *, is_random: bool) -> tuple[Sampling, tuple[str, ...]]:
         """Return how many runs of how many steps there are, and what to say about it."""
         steps = asked.steps if isinstance(asked.steps, int) else MOST_STEPS
-        tasks = steps * int(np.diff(self.workload.device_starts)[units.device].sum())
-        runs = asked.runs or max(1, min(MOST_RUNS, MOST_TASKS // max(tasks, 1)))
+        tasks = steps * _tasks_of(self.workload, units)
+        most = MOST_TASKS if self.shared is None else MOST_CONTENDED_TASKS
+        runs = asked.runs or max(1, min(MOST_RUNS, most // max(tasks, 1)))
         if is_random or runs == 1:
             return replace(asked, runs=runs, steps=steps), ()
         notice = ("one run was simulated: nothing is drawn, all runs are the same",) if asked.runs else ()
@@ -256,13 +292,13 @@ class _Job:
         settled: Settled | None = None,
     ) -> UnfoldedRun:
         """Run once; `units`, if the caller has them already."""
-        units = folded(self.plan, disturbance) if units is None else units
+        units = self._units(disturbance) if units is None else units
         steps = self.sampling.steps if isinstance(self.sampling.steps, int) else MOST_STEPS
         settled = self.settled if settled is None else settled
-        if self.sampling.engine == "reference":
+        if self.sampling.engine == "reference" or self.shared is not None:
             return run_explicitly(
                 self.plan, self.workload, units, disturbance=disturbance, seed=seed, max_steps=steps,
-                settled=settled, engine=load_engine("reference"),
+                settled=settled, engine=load_engine(self.sampling.engine), shared=self.shared,
             )  # fmt: skip
         from simulator.jitter.run import run_unfolded, template_of
 

@@ -1,6 +1,7 @@
 """The explicit unfolding: a `Workload` with one device per unit, which every engine runs as it is.
 
-It is the oracle of the kernel (with one unit per rank), and the way of the reference engine.
+It is the oracle of the kernel (with one unit per rank), the way of the reference engine, and that of all
+engines where ranks share links.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from simulator.jitter.disturbance import Disturbance
 from simulator.jitter.unfolded_run import UnfoldedRun
 from simulator.jitter.units import Units
 from simulator.plan import NONE, IndexLists, Plan
-from simulator.workload import Workload
+from simulator.sharing import Sharing
+from simulator.workload import COMPUTE_VALUES, Workload
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,6 +33,7 @@ class Unfolding:
 
     def __init__(self, plan: Plan, workload: Workload, units: Units) -> None:
         self.folded, self.units = workload, units
+        self.computes = computes(plan)
         self.group = np.concatenate([device.tasks.group for device in plan.device_plans])
         counts = np.diff(workload.device_starts)[units.device]
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -42,6 +45,12 @@ class Unfolding:
         self.met = np.where(partner != NONE, units.peer[self.unit, device_of[partner]], NONE)
         self.met_factor = np.where(partner != NONE, units.peer_factor[self.unit, device_of[partner]], 1.0)
         self.partner = np.where(partner != NONE, partner + self.shift[self.met], NONE)
+        self.is_send = workload.is_send[self.source]
+        streams = np.diff(workload.stream_starts)[units.device]
+        self.stream_starts = np.concatenate([[0], np.cumsum(streams)]).astype(np.int64)
+        stream_shift = self.stream_starts[:-1] - workload.stream_starts[units.device]
+        self.stream = workload.stream[self.source] + stream_shift[self.unit]
+        self.stream_source = np.arange(self.stream_starts[-1]) - np.repeat(stream_shift, streams)
         self._collectives()
 
     def _collectives(self) -> None:
@@ -58,35 +67,39 @@ class Unfolding:
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.members = IndexLists(starts=starts, values=joins[order])
 
-    def workload(self, noisy_ns: Ints) -> Workload:
-        """Return the unfolded workload with the given durations, int64 [steps, tasks]."""
+    def workload(self, noisy_ns: Ints, shared: tuple[Sharing, Ints] | None = None) -> Workload:
+        """Return the unfolded workload.
+
+        Args:
+            noisy_ns: int64 [steps, tasks], durations.
+            shared: what flows hold, and which row of it each task holds; None: nothing slows anything else.
+        """
         old, units, source = self.folded, self.units, self.source
-        streams = np.diff(old.stream_starts)[units.device]
-        stream_starts = np.concatenate([[0], np.cumsum(streams)]).astype(np.int64)
-        stream_shift = stream_starts[:-1] - old.stream_starts[units.device]
+        sharing, row = shared or (None, old.price[source])
         codes = np.array(old.codes, dtype=object)
         return Workload(
             device_starts=self.starts,
-            stream_starts=stream_starts,
+            stream_starts=self.stream_starts,
             is_compute=old.is_compute[source],
             is_host_copy=old.is_host_copy[source],
-            stream=old.stream[source] + stream_shift[self.unit],
+            stream=self.stream,
             duration_ns=noisy_ns[0],
             launch_ns=old.launch_ns[source],
             host_ns=old.host_ns[source],
             host_waits=self._lists(old.host_waits),
             waits=self._lists(old.waits),
             previous_step_waits=self._lists(old.previous_step_waits),
-            is_send=old.is_send[source],
+            is_send=self.is_send,
             partner=self.partner,
             eager=old.eager[source],
             collective=self.collective,
             members=self.members,
-            price=old.price[source],
+            price=row,
             prices=old.prices,
             codes=tuple(codes[source].tolist()),
             pipeline_rank=old.pipeline_rank[units.device],
             n_devices=1,
+            sharing=sharing,
             noisy_ns=noisy_ns,
         )
 
@@ -105,14 +118,14 @@ class Unfolding:
         rank = units.first_rank[self.unit]
         driver = drivers(old)[self.source]
         joined = self.set != NONE
-        sender = np.where((self.met != NONE) & ~old.is_send[self.source], self.met, self.unit)
+        sender = np.where((self.met != NONE) & ~self.is_send, self.met, self.unit)
         draw = np.where(
             joined, np.append(units.set_draw, 0)[self.set], disturbance.draw[units.first_rank[sender]]
         )
         key = np.where(joined, old.num_tasks + old.collective[self.source], driver)
         bits = draws.with_draw(draws.step_key(seed, step), draw.astype(np.uint64))
         bits = draws.mixed(draws.with_task(draws.mixed(bits), key.astype(np.uint64)))
-        compute = old.is_compute[self.source]
+        compute = self.computes[self.source]
         factor = np.where(compute, disturbance.compute_factor[rank], self.met_factor)
         factor = np.where(joined, np.append(units.set_factor, 1.0)[self.set], factor)
         row = draws.table_row(bits).astype(np.int64)
@@ -158,6 +171,13 @@ class Unfolding:
         np.add.at(caused, self.met[ends], wait)
 
 
+def computes(plan: Plan) -> npt.NDArray[np.bool_]:
+    """Return which tasks compute, bool [tasks], whether or not their computations flow over shared cores."""
+    kind = np.concatenate([device.tasks.kind for device in plan.device_plans])
+    found: npt.NDArray[np.bool_] = np.isin(kind, COMPUTE_VALUES)
+    return found
+
+
 def drivers(workload: Workload) -> Ints:
     """Return by task the one whose duration a meeting takes: the send, the first member; else itself."""
     driver = np.arange(workload.num_tasks)
@@ -178,11 +198,16 @@ def run_explicitly(
     seed: int,
     max_steps: int,
     settled: Settled = lambda _: False,
+    shared: tuple[Sharing, Ints] | None = None,
 ) -> UnfoldedRun:
-    """Run the explicit unfolding in an engine; every unit is recorded."""
+    """Run the explicit unfolding in an engine; every unit is recorded.
+
+    Args:
+        shared: as in `Unfolding.workload`.
+    """
     unfolding = Unfolding(plan, workload, units)
     noisy = [unfolding.duration_ns(disturbance, seed=seed, step=step) for step in range(max_steps)]
-    done = engine(unfolding.workload(np.stack(noisy)), max_steps=max_steps, settled=settled)
+    done = engine(unfolding.workload(np.stack(noisy), shared), max_steps=max_steps, settled=settled)
     waited, caused = unfolding.blame(done)
     borders = list(zip(unfolding.starts[:-1].tolist(), unfolding.starts[1:].tolist(), strict=True))
     recorded = {unit: done.tasks(first, last) for unit, (first, last) in enumerate(borders)}

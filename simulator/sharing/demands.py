@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,31 +54,51 @@ def share(
         return None
     if machine.cores is not None:
         is_compute = np.zeros_like(is_compute)  # [Note: shared cores]
-    asker = _Asker(plan=plan, cost_model=cost_model, machine=machine, pipelines=_pipelines(plan))
+    asker = asker_of(plan, cost_model, machine)
     rows = [asker.row(question, float(prices.seconds[number])) for number, question in enumerate(questions)]
-    rows.append(_Row())
+    rows.append(Row())
     driver = driving_stream(matching, stream=stream, is_compute=is_compute)
-    starts, links, uses, names = _links(rows, machine, row=price, driver=driver)
+    return sharing_of(
+        rows,
+        machine,
+        row=price,
+        driver=driver,
+        processors=_processors(plan, rows, price=price, is_compute=is_compute),
+        priority=_priorities(plan),
+    )
+
+
+def sharing_of(
+    rows: Sequence[Row], machine: Machine, *, row: Ints, driver: Ints, processors: Ints, priority: Ints
+) -> Sharing:
+    """Return the columns of some rows, the last of which is free.
+
+    Args:
+        row: int64 [tasks], row of each, or NONE.
+        driver: int64 [tasks], as in `driving_stream`.
+        processors, priority: as in `Sharing`.
+    """
+    starts, links, uses, names = _links(rows, machine, row=row, driver=driver)
     return Sharing(
-        latency_ns=np.array([rules.duration_ns(row.latency_s) for row in rows], dtype=np.int64),
-        growth=np.array([1.0 / row.busiest if row.busiest else 0.0 for row in rows]),
+        latency_ns=np.array([rules.duration_ns(found.latency_s) for found in rows], dtype=np.int64),
+        growth=np.array([1.0 / found.busiest if found.busiest else 0.0 for found in rows]),
         link_starts=starts,
         links=links,
         uses=uses,
         link_names=names,
-        memory=np.array([row.memory for row in rows]),
-        processor_part=np.array([row.processor_part for row in rows]),
-        memory_part=np.array([row.memory_part for row in rows]),
-        processors=_processors(plan, rows, price=price, is_compute=is_compute),
-        priority=_priorities(plan),
+        memory=np.array([found.memory for found in rows]),
+        processor_part=np.array([found.processor_part for found in rows]),
+        memory_part=np.array([found.memory_part for found in rows]),
+        processors=processors,
+        priority=priority,
         num_processors=machine.processors,
         by_cores=machine.cores is not None,
     )
 
 
 @dataclass(kw_only=True, slots=True)
-class _Row:
-    """What one row holds: fields as in `Sharing`, on all concrete links (each once, `links` rising)."""
+class Row:
+    """What one row holds: fields as in `Sharing`, on concrete links (each once, `links` rising)."""
 
     latency_s: float = 0.0
     busiest: float = 0.0
@@ -89,63 +110,86 @@ class _Row:
     uses: Floats | None = None
 
 
+def asker_of(plan: Plan, cost_model: CostModel, machine: Machine) -> Asker:
+    """Return who asks about a plan; `pipelines` are int64 [pipelines, pipeline ranks]."""
+    ranks = [plan.mesh.ranks(pp=rank) for rank in range(plan.num_pipeline_ranks)]
+    return Asker(
+        plan=plan, cost_model=cost_model, machine=machine, pipelines=np.array(ranks, dtype=np.int64).T
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asker:
+class Asker:
+    """Asks a cost model what the questions of a plan hold."""
+
     plan: Plan
     cost_model: CostModel
     machine: Machine
     pipelines: Ints
 
-    def row(self, question: Question, seconds: float) -> _Row:
-        """Return what a row holds whose price is `seconds`."""
-        if question.work != NONE:
-            return self._work(question, seconds)
-        return self._communication(self._use(question), seconds)
+    def row(self, question: Question, seconds: float, *, sets: Ints | None = None) -> Row:
+        """Return what a question holds whose price is `seconds`.
 
-    def _work(self, question: Question, seconds: float) -> _Row:
+        Args:
+            sets: int64 [sets, ranks of each], who does it at once; None: all whom `sets_of` names.
+        """
+        sets = self.sets_of(question) if sets is None else sets
+        if question.work != NONE:
+            return self._work(question, seconds, ranks=len(sets))
+        return self._communication(self._use(question, sets), seconds)
+
+    def sets_of(self, question: Question) -> Ints:
+        """Return all concrete sets of ranks that a question is about, int64 [sets, ranks of each]."""
+        plan = self.plan
+        if question.group != NONE:
+            return np.array(plan.groups[question.group].members, dtype=np.int64)
+        if question.source != question.target:
+            return np.array(transfer_pairs(plan, question.source, question.target), dtype=np.int64)
+        if question.work != NONE:
+            return np.zeros((plan.replicas, 1), dtype=np.int64)
+        return np.array(plan.mesh.ranks(pp=question.source), dtype=np.int64)[:, None]
+
+    def _work(self, question: Question, seconds: float, *, ranks: int) -> Row:
         if not seconds:
-            return _Row()
+            return Row()
         if self.machine.cores is not None:
-            use = self.plan.replicas / float(self.machine.link_bytes_per_s[self.machine.cores])
-            return _Row(busiest=use, links=np.array([self.machine.cores]), uses=np.array([use]))
+            use = ranks / float(self.machine.link_bytes_per_s[self.machine.cores])
+            return Row(busiest=use, links=np.array([self.machine.cores]), uses=np.array([use]))
         operations = self.plan.works[question.work].operations
         uses = [(self.cost_model.operation_use(operation), operation.count) for operation in operations]
         processor_s = sum(use.processor_s * count for use, count in uses)
         memory_s = sum(use.memory_s * count for use, count in uses)
         moved = sum(use.memory_bytes * count for use, count in uses)
-        return _Row(
+        return Row(
             memory=min(moved / memory_s / self.machine.memory_bytes_per_s, 1.0) if memory_s else 0.0,
             processor_part=min(processor_s / seconds, 1.0),
             memory_part=min(memory_s / seconds, 1.0),
         )
 
-    def _use(self, question: Question) -> CommunicationUse:
+    def _use(self, question: Question, sets: Ints) -> CommunicationUse:
         size, ranks = question.size_bytes, self.plan.num_ranks
         if question.group != NONE:
-            members = np.array(self.plan.groups[question.group].members, dtype=np.int64)
             kind = COLLECTIVE_OF[TaskKind(question.kind)]
-            return self.cost_model.collective_use(kind, size_bytes=size, members=members, num_ranks=ranks)
+            return self.cost_model.collective_use(kind, size_bytes=size, members=sets, num_ranks=ranks)
         if question.source != question.target:
-            pairs = transfer_pairs(self.plan, question.source, question.target)
             return self.cost_model.transfer_use(
-                size_bytes=size,
-                pairs=np.array(pairs, dtype=np.int64),
-                num_ranks=ranks,
-                communicators=self.pipelines,
+                size_bytes=size, pairs=sets, num_ranks=ranks, communicators=self.pipelines
             )
-        here = np.array(self.plan.mesh.ranks(pp=question.source), dtype=np.int64)
         to_host = question.kind == TaskKind.OFFLOAD
-        return self.cost_model.host_copy_use(size_bytes=size, ranks=here, to_host=to_host, num_ranks=ranks)
+        return self.cost_model.host_copy_use(
+            size_bytes=size, ranks=sets[:, 0], to_host=to_host, num_ranks=ranks
+        )
 
-    def _communication(self, use: CommunicationUse, seconds: float) -> _Row:
+    def _communication(self, use: CommunicationUse, seconds: float) -> Row:
+        """Return what a communication holds while its bytes flow."""
         wire_s = seconds - use.latency_s
         if wire_s <= 0:
-            return _Row(latency_s=seconds, processors=use.processors)
+            return Row(latency_s=seconds, processors=use.processors)
         links, place = np.unique(use.links, return_inverse=True)
         loads = np.bincount(place, weights=use.link_bytes, minlength=len(links))
         uses = loads / wire_s / self.machine.link_bytes_per_s[links]
         loaded = uses > 0
-        return _Row(
+        return Row(
             latency_s=use.latency_s,
             busiest=float(uses.max(initial=0.0)),
             processors=use.processors,
@@ -155,14 +199,8 @@ class _Asker:
         )
 
 
-def _pipelines(plan: Plan) -> Ints:
-    """Return the ranks of every pipeline, int64 [pipelines, pipeline ranks], as in `transfer_pairs`."""
-    ranks = [plan.mesh.ranks(pp=rank) for rank in range(plan.num_pipeline_ranks)]
-    return np.array(ranks, dtype=np.int64).T
-
-
 def _links(
-    rows: list[_Row], machine: Machine, *, row: Ints, driver: Ints
+    rows: Sequence[Row], machine: Machine, *, row: Ints, driver: Ints
 ) -> tuple[Ints, Ints, Floats, tuple[str, ...]]:
     """Return entries by row (starts, links, uses) and the names of links; both notes of this module."""
     none = np.zeros(0)
@@ -220,7 +258,7 @@ def _may_be_full(of_row: Ints, links: Ints, uses: Floats, *, flows: tuple[Ints, 
     return numbers[together > 1.0]
 
 
-def _processors(plan: Plan, rows: list[_Row], *, price: Ints, is_compute: npt.NDArray[np.bool_]) -> Ints:
+def _processors(plan: Plan, rows: list[Row], *, price: Ints, is_compute: npt.NDArray[np.bool_]) -> Ints:
     """Return what each communication holds; a rule about its stream goes before what is usual."""
     usual = np.array([row.processors for row in rows], dtype=np.int64)[price]
     tables = [device.tasks for device in plan.device_plans]
