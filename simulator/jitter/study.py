@@ -42,8 +42,8 @@ MOST_TASKS = 200_000_000
 """Tasks of all runs that nobody asked for: half a minute of work."""
 MOST_CONTENDED = 4_000_000
 """Tasks of a step of all ranks up to which ranks share links: some seconds, and half a GB, for each step."""
-MOST_CONTENDED_TASKS = 40_000_000
-"""Tasks of all runs that nobody asked for where ranks share links: a minute of work."""
+MOST_CONTENDED_TASKS = 10_000_000
+"""Tasks of all runs that nobody asked for where ranks share links: ten seconds of work."""
 MOST_BLAMED = 5
 MOST_HEALED = 3
 MOST_RECORDED = 64
@@ -152,11 +152,10 @@ def study(
     Raises: InputError for ranks that the job lacks; IllegalPlanError if the plan hangs.
     """
     shared, contends = None, workload.sharing is not None and cost_model is not None
-    if workload.sharing is not None and cost_model is not None:
+    if cost_model is not None and contends and workload.num_tasks * workload.n_devices <= MOST_CONTENDED:
+        report("what ranks share")
         everyone = unfolded(plan, resolve((), plan, gpus_per_node=gpus_per_node))
-        if _tasks_of(workload, everyone) <= MOST_CONTENDED:
-            report("what ranks share")
-            shared = shared_between_ranks(plan, cost_model, Unfolding(plan, workload, everyone))
+        shared = shared_between_ranks(plan, cost_model, Unfolding(plan, workload, everyone))
     job = _Job(
         plan=plan,
         workload=alone(plan, workload) if shared is None else workload,
@@ -166,11 +165,6 @@ def study(
     )
     found = job.study(tuple(clauses), sampling)
     return found if contends else replace(found, contended=None)
-
-
-def _tasks_of(workload: Workload, units: Units) -> int:
-    """Return how many tasks a step of all units has."""
-    return int(np.diff(workload.device_starts)[units.device].sum())
 
 
 @dataclass(kw_only=True)
@@ -274,7 +268,7 @@ class _Job:
     def _chosen(self, asked: Sampling, units: Units, *, is_random: bool) -> tuple[Sampling, tuple[str, ...]]:
         """Return how many runs of how many steps there are, and what to say about it."""
         steps = asked.steps if isinstance(asked.steps, int) else MOST_STEPS
-        tasks = steps * _tasks_of(self.workload, units)
+        tasks = steps * int(np.diff(self.workload.device_starts)[units.device].sum())
         most = MOST_TASKS if self.shared is None else MOST_CONTENDED_TASKS
         runs = asked.runs or max(1, min(MOST_RUNS, most // max(tasks, 1)))
         if is_random or runs == 1:
@@ -298,7 +292,7 @@ class _Job:
         if self.sampling.engine == "reference" or self.shared is not None:
             return run_explicitly(
                 self.plan, self.workload, units, disturbance=disturbance, seed=seed, max_steps=steps,
-                settled=settled, engine=load_engine(self.sampling.engine), shared=self.shared,
+                settled=settled, engine=load_engine(self.sampling.engine), shared=self.shared, record=record,
             )  # fmt: skip
         from simulator.jitter.run import run_unfolded, template_of
 

@@ -6,6 +6,8 @@ engines where ranks share links.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -199,18 +201,21 @@ def run_explicitly(
     max_steps: int,
     settled: Settled = lambda _: False,
     shared: tuple[Sharing, Ints] | None = None,
+    record: Sequence[int] | None = None,
 ) -> UnfoldedRun:
-    """Run the explicit unfolding in an engine; every unit is recorded.
+    """Run the explicit unfolding in an engine.
 
     Args:
         shared: as in `Unfolding.workload`.
+        record: units whose times are kept; None: all.
     """
     unfolding = Unfolding(plan, workload, units)
     noisy = [unfolding.duration_ns(disturbance, seed=seed, step=step) for step in range(max_steps)]
     done = engine(unfolding.workload(np.stack(noisy), shared), max_steps=max_steps, settled=settled)
     waited, caused = unfolding.blame(done)
     borders = list(zip(unfolding.starts[:-1].tolist(), unfolding.starts[1:].tolist(), strict=True))
-    recorded = {unit: done.tasks(first, last) for unit, (first, last) in enumerate(borders)}
+    kept = range(units.num_units) if record is None else record
+    recorded = {unit: _copied(done.tasks(*borders[unit])) for unit in kept}
     return UnfoldedRun(
         units=units,
         step_end_ns=done.step_end_ns,
@@ -218,4 +223,15 @@ def run_explicitly(
         waited_ns=waited,
         caused_ns=caused,
         recorded=recorded,
+    )
+
+
+def _copied(times: EngineRun) -> EngineRun:
+    """Return the times of a unit in memory of their own, so that those of the others can go."""
+    return EngineRun(
+        dispatch_ns=times.dispatch_ns.copy(),
+        ready_ns=times.ready_ns.copy(),
+        start_ns=times.start_ns.copy(),
+        end_ns=times.end_ns.copy(),
+        step_end_ns=times.step_end_ns,
     )
