@@ -1,9 +1,10 @@
 """Profile this machine, search a plan for a small model on 4 processes, and run the others as well.
 
 The candidates are strategies of the space of the search that `piper run` executes: the ranking of the search,
-and random ones of every combination of degrees, half of them plain (`PLAIN`). All run once; those that come near the fastest run again and again, in rounds whose order is drawn, with the plan
-that was chosen among them. A round gives the lower quartile of its steps (other programs only ever slow steps
-down), a strategy the median of its rounds.
+and random ones of every combination of degrees, half of them plain (`PLAIN`). All run once; those that come
+near the fastest run again and again, in rounds whose order is drawn, with the plan that was chosen among
+them. A round gives the lower quartile of its steps (other programs only ever slow steps down), a strategy the
+median of its rounds.
 """
 
 from __future__ import annotations
@@ -198,8 +199,8 @@ def show(found: dict[str, Any]) -> None:
             f"{line['measured_s'] * 1e3:7.1f} ms {line['rounds']:6}"
         )
     print(
-        f"chosen (*): {found['regret']:.1%} slower than the fastest of {found['strategies_run']} that ran, of "
-        f"{found['executable']} legal ones; rank correlation {found['kendall_tau']:.2f}"
+        f"chosen (*): {found['regret']:.1%} slower than the fastest of {found['strategies_run']} "
+        f"that ran, of {found['executable']} legal ones; rank correlation {found['kendall_tau']:.2f}"
     )
 
 

@@ -113,6 +113,19 @@ class KeyValue(click.ParamType[tuple[str, str]]):
         return key, text
 
 
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Whole numbers >= 1, separated by commas."""
+
+    name = "n"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Read the numbers; a repeated one counts once."""
+        one = PositiveInt(64)
+        return tuple(dict.fromkeys(one.convert(part.strip(), param, ctx) for part in str(value).split(",")))
+
+
 def _name_of(param: click.Parameter | None) -> str:
     return param.opts[0] if param is not None else "value"
 
@@ -134,15 +147,20 @@ def strategy_option(function: Function) -> Function:
     )(function)
 
 
+_ONE_GPUS = click.option(
+    "--gpus", type=PositiveInt(64), help="GPUs (default: the product of the given degrees, else one node)."
+)
+_SEVERAL_GPUS = click.option(
+    "--gpus",
+    type=Counts(),
+    metavar="N[,N...]",
+    help="GPUs (default: one node); several numbers are searched together.",
+)
 _JOB_OPTIONS = (
     click.option(
         "--cluster", metavar="NAME|FILE", help="Cluster (default: one node of dgx-h100); `piper clusters`."
     ),
-    click.option(
-        "--gpus",
-        type=PositiveInt(64),
-        help="GPUs (default: the product of the given degrees, else one node).",
-    ),
+    _ONE_GPUS,
     click.option(
         "--seq-len", type=PositiveInt(8192), help="Tokens per sequence (default: the model's, at most 8192)."
     ),
@@ -189,6 +207,13 @@ def job_options(function: Function) -> Function:
     """Add the options that describe a job apart from model and strategy."""
     for option in reversed(_JOB_OPTIONS):
         function = option(function)
+    return function
+
+
+def search_job_options(function: Function) -> Function:
+    """Add the same, with several numbers of GPUs."""
+    for option in reversed(_JOB_OPTIONS):
+        function = _SEVERAL_GPUS(function) if option is _ONE_GPUS else option(function)
     return function
 
 

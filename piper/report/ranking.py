@@ -6,22 +6,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from cost_models.units import format_bytes, format_duration
+from piper.report.budget import budget_line
 from piper.report.summary import aligned, assumption_lines, compare, heading_lines
 
 
 def describe_search(found: Mapping[str, Any]) -> str:
     """Write the object of `piper search --json` for people."""
-    if not found["ranking"]:
+    if not found["best"]:
         parts = [["no strategy fits"], _rejected(found)]
     else:
-        best = found["ranking"][0]
-        named = [(result["strategy"]["shorthand"], result) for result in found["ranking"]]
+        best, several = found["best"], "gpus" in found
+        named = [
+            (f"{result['n_gpus']} GPUs: " * several + result["strategy"]["shorthand"], result)
+            for result in found["ranking"]
+        ]
         parts = [
             [heading_lines(best)[0], *assumption_lines(found.get("defaults", {}))],
             [compare(named)],
-            [f"best        {best['strategy']['shorthand']}", *_bound(found)],
+            [
+                f"best        {found['best']['strategy']['shorthand']}",
+                *_bound(found),
+                *_whole_run(best),
+            ],
+            _front(found),
             _rejected(found),
         ]
+    parts.insert(-1, _numbers_of_gpus(found))
+    if "target" in found:
+        parts.append([_target(found["target"])])
+    if found.get("robustness"):
+        parts.append(_robustness(found["robustness"]))
     if "why_not" in found:
         parts.append(_why_not(found["why_not"]))
     parts.append([_counts(found)])
@@ -29,16 +43,76 @@ def describe_search(found: Mapping[str, Any]) -> str:
 
 
 def _bound(found: Mapping[str, Any]) -> list[str]:
-    if found["lower_bound_s"] is None:
+    if found["gap"] is None:
         return []
-    bound, better = format_duration(found["lower_bound_s"]), "is faster"
-    if found.get("objective") == "memory":
+    if found.get("objective") == "cost" and found["lower_bound_s"] is None:
+        bound, better = f"{found['lower_bound_gpu_s']:.4g} GPU-seconds of a step", "costs less"
+    elif found.get("objective") != "memory":
+        bound, better = format_duration(found["lower_bound_s"]), "is faster"
+    else:
         bound, better = format_bytes(found["lower_bound_bytes"]), "needs less"
     if found["gap"] == 0:
         return [f"bound       {bound}: nothing else in this space {better}, by our simulator"]
     return [
         f"bound       {bound}: nothing in this space {better} than that, {found['gap']:.1%} below the best"
     ]
+
+
+def _whole_run(best: Mapping[str, Any]) -> list[str]:
+    return [budget_line(best["run"])] if "run" in best else []
+
+
+def _front(found: Mapping[str, Any]) -> list[str]:
+    """Write the Pareto front, and how complete it is."""
+    head = ["Pareto front", "GPUs", "step time", "peak memory"]
+    rows = [
+        [
+            entry["strategy"]["shorthand"],
+            str(entry["n_gpus"]),
+            format_duration(entry["step_time_s"]),
+            format_bytes(entry["peak_memory_bytes"]),
+        ]
+        for entry in found["pareto"]
+    ]
+    whole = "complete, by bounds" if found["pareto_complete"] else "of what was simulated"
+    open_ = f": by their bounds {found['pareto_open']} others might be on it" if found["pareto_open"] else ""
+    return [*aligned([head, *rows], left_columns=1), f"({whole}{open_})"]
+
+
+def _numbers_of_gpus(found: Mapping[str, Any]) -> list[str]:
+    """One line per number of GPUs that was tried."""
+    if "gpus" not in found:
+        return []
+    rows = [["GPUs", "outcome", "strategy", "step time"]]
+    for entry in found["gpus"]:
+        seconds = entry["step_time_s"]
+        rows.append(
+            [
+                str(entry["gpus"]),
+                entry["outcome"],
+                entry["strategy"] or entry.get("reason", "-"),
+                "-" if seconds is None else format_duration(seconds),
+            ]
+        )
+    return aligned(rows, left_columns=3)
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    verdict = "met" if target["met"] else "not met"
+    proof = ": nothing in this space can, by its bounds" if target["impossible"] else ""
+    return f"target      {format_duration(target['step_time_s'])} a step: {verdict}{proof}"
+
+
+def _robustness(found: Mapping[str, Any]) -> list[str]:
+    """Say on which changed hardware the winner stays the best, and what it loses on the other."""
+    lines = [
+        f"robustness  best in {found['stays_best']:.0%} of the changes among the first "
+        f"{found['strategies']}; regret at most {found['largest_regret']:.1%}"
+    ]
+    for row in found["changes"]:
+        other = "" if row["stays_best"] else f", {row['regret']:.1%} less with {row['best']}"
+        lines.append(f"  {row['change']:<20} {format_duration(row['winner_s'])}{other}")
+    return lines
 
 
 def _rejected(found: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import JobError, StrategyError
@@ -82,6 +82,21 @@ class Evaluator:
     seq_len: int = field(init=False)
     kinds: Kinds = field(init=False)
     costs: UnitCostTable = field(init=False)
+
+    def with_rates(self, kinds: Sequence[str], rate: float) -> Evaluator:
+        """Return an evaluator on hardware whose kinds of kernels have so many times their rates.
+
+        Args:
+            kinds: of "matmul", "attention", "memory", "collective" (see `Stack.slowdowns`).
+            rate: 1.1 is 10 % faster.
+        """
+        from cost_models import cluster_cost_model
+
+        other = Evaluator(job=self.job, reserve_bytes=self.reserve_bytes, _bench=self._bench)
+        stack = self.cost_model.stack
+        slowdowns = dict(stack.slowdowns) | {kind: stack.slowdowns[kind] / rate for kind in kinds}
+        other.cost_model = cluster_cost_model(self.cluster, stack=replace(stack, slowdowns=slowdowns))
+        return other
 
     @property
     def asked(self) -> tuple[Job, int, bool]:

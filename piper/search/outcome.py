@@ -10,6 +10,7 @@ from typing import Any
 
 from piper.search.candidate import Candidate
 from piper.search.ends import ends_of, unsimulated_end
+from piper.search.front import front_of, heat_map, open_points
 from piper.search.frontier import Frontier
 from piper.search.space import Space
 from piper.search.status import Record, Status, layout_of
@@ -19,7 +20,11 @@ GAP_BASIS = (
     "gap = (best - lower bound) / best of the objective, over the strategies of this space and relative to "
     "our simulator; it says nothing about the distance between simulator and cluster (see error_band)"
 )
-PARETO_BASIS = "of the strategies that were simulated: others cannot win, but may need less memory or time"
+PARETO_BASIS = (
+    "of the strategies that were simulated, over step time, peak memory and GPUs; by their bounds, "
+    "pareto_open others might be on it; with none (pareto_complete) it is that of the whole space, by our "
+    "simulator"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,13 @@ class Outcome:
         fitting = (r for r in self.records.values() if r.status is Status.RANKED)
         return sorted(fitting, key=lambda r: (r.objective_value(objective), r.step_time_s, r.candidate))
 
+    def diverse(self, objective: str) -> list[Record]:
+        """Return the best of each layout that fits, best first."""
+        found: dict[tuple[object, ...], Record] = {}
+        for record in self.ranked(objective):
+            found.setdefault(layout_of(record.candidate), record)
+        return list(found.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
@@ -68,11 +80,14 @@ class SearchResult:
         top: int,
         why_not: Mapping[str, str],
         interrupted: bool = False,
+        target_step_time_s: float | None = None,
     ) -> SearchResult:
         """Rank, explain and count."""
         ranked = outcome.ranked(objective)
         ends = ends_of(outcome, objective)
         lower = lower_bound(outcome, ranked, objective)
+        front = front_of([_entry(record) for record in ranked])
+        might_be = open_points(outcome, front)
         summary: dict[str, Any] = {
             "schema_version": 1,
             "objective": objective,
@@ -86,11 +101,16 @@ class SearchResult:
             "gap": _gap(lower, ranked, objective),
             "gap_basis": GAP_BASIS,
             "best": _entry(ranked[0]) if ranked else None,
-            "ranking": [_entry(r) for r in _diverse(ranked)[:top]],
-            "pareto": [_entry(r) for r in _pareto(ranked)],
+            "ranking": [_entry(r) for r in outcome.diverse(objective)[:top]],
+            "pareto": front,
+            "pareto_complete": not might_be,
+            "pareto_open": might_be,
             "pareto_basis": PARETO_BASIS,
+            "heatmap": heat_map(outcome),
             "rejected": ends.rows,
         }
+        if target_step_time_s is not None:
+            summary["target"] = _target(target_step_time_s, summary)
         if why_not:
             summary["why_not"] = _why_not(outcome, why_not, ranked)
         summary["timings_s"] = {
@@ -133,6 +153,13 @@ class SearchResult:
         return replace(self, summary=summary)
 
 
+def _target(target_s: float, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether the winner is within a step time, and whether anything may be."""
+    best, lower_s = summary["best"], summary["lower_bound_s"]
+    met = best is not None and best["step_time_s"] <= target_s
+    return {"step_time_s": target_s, "met": met, "impossible": lower_s is None or lower_s > target_s}
+
+
 def _entry(record: Record) -> dict[str, Any]:
     return {**(record.result or {}), "strategy_file": None}
 
@@ -152,26 +179,6 @@ def _gap(lower: float | None, ranked: Sequence[Record], objective: str) -> float
         return None
     best = ranked[0].objective_value(objective)
     return max(0.0, (best - lower) / best)
-
-
-def _diverse(ranked: Sequence[Record]) -> list[Record]:
-    """Return the best of each layout."""
-    found: dict[tuple[object, ...], Record] = {}
-    for record in ranked:
-        found.setdefault(layout_of(record.candidate), record)
-    return list(found.values())
-
-
-def _pareto(ranked: list[Record]) -> list[Record]:
-    """Return what no other simulated strategy beats in both step time and peak memory, fastest first."""
-    front: list[Record] = []
-    least = float("inf")
-    for record in sorted(ranked, key=lambda r: (r.step_time_s, r.objective_value("memory"), r.candidate)):
-        memory = record.objective_value("memory")
-        if memory < least:
-            front.append(record)
-            least = memory
-    return front
 
 
 def _why_not(outcome: Outcome, wanted: Mapping[str, str], ranked: list[Record]) -> dict[str, Any]:

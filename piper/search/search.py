@@ -26,7 +26,9 @@ from piper.search.evaluate import Evaluator
 from piper.search.executors import EXECUTORS
 from piper.search.frontier import NEAR, Frontier
 from piper.search.outcome import Outcome, SearchResult
+from piper.search.robustness import STRATEGIES, robustness_of
 from piper.search.rounds import INTERRUPTED, Rounds
+from piper.search.several import MOST_NODES, search_several
 from piper.search.simulations import Means, simulations
 from piper.search.space import Space
 from piper.strategy import Strategy, require_plannable
@@ -70,6 +72,10 @@ class SearchRequest:
         reserve_bytes: of every device, to leave free.
         only_runnable: whether only what `piper run` executes may win.
         why_not: dimension -> value: say how the best strategy with these values loses.
+        gpu_counts: numbers of GPUs to search at, instead of one; see `piper.search.several`.
+        min_gpus: search for the fewest GPUs, up to `gpus`, or of `gpu_counts`.
+        target_step_time_s: what is slower is no answer where there are several numbers of GPUs.
+        robustness: say whether the winner stays the best on hardware that is 10 % off.
     """
 
     model: str
@@ -100,6 +106,10 @@ class SearchRequest:
     values: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     reserve_bytes: int = 0
     only_runnable: bool = False
+    gpu_counts: tuple[int, ...] = ()
+    min_gpus: bool = False
+    target_step_time_s: float | None = None
+    robustness: bool = False
 
 
 def search_strategies(
@@ -112,8 +122,23 @@ def search_strategies(
         on_progress: called with one line after every round.
     Raises: JobError for a request that contradicts itself; ModelError, CostModelError as in a prediction.
     """
-    started_s = time.perf_counter()
     _check(request)
+    if not (request.gpu_counts or request.min_gpus):
+        return _search_one(request, on_progress=on_progress)
+    from cost_models import load_cluster
+
+    cluster = load_cluster(request.cluster)
+    return search_several(
+        request,
+        lambda asked: _search_one(asked, on_progress=on_progress),
+        node=cluster.gpus_per_node,
+        most_nodes=cluster.max_nodes or MOST_NODES,
+    )
+
+
+def _search_one(request: SearchRequest, *, on_progress: Callable[[str], None] | None) -> SearchResult:
+    """Search at one number of GPUs."""
+    started_s = time.perf_counter()
     evaluator = Evaluator(
         job=_job(request), reserve_bytes=request.reserve_bytes, only_runnable=request.only_runnable
     )
@@ -134,13 +159,19 @@ def search_strategies(
         wall_s=time.perf_counter() - started_s,
         first_answer_s=first_answer_s,
     )
-    return SearchResult.of(
+    found = SearchResult.of(
         outcome,
         objective=request.objective,
         top=request.top,
         why_not=request.why_not,
         interrupted=ended_by == INTERRUPTED,
+        target_step_time_s=request.target_step_time_s,
     )
+    if request.robustness and not found.interrupted:
+        first = [record.candidate for record in outcome.diverse(request.objective)[:STRATEGIES]]
+        checked = robustness_of(first[0], first[1:], evaluator) if first else None
+        found = replace(found, summary=found.summary | {"robustness": checked})
+    return found
 
 
 def _first_answer(
@@ -202,12 +233,48 @@ def _check(request: SearchRequest) -> None:
             fix="give seconds, such as 30",
             error=JobError,
         )
+    _check_counts(request)
+    _check_robustness(request)
     require_known(request.objective, OBJECTIVES, where="--objective", field="objective", error=JobError)
     require_known(request.executor, list(EXECUTORS), where="--executor", field="executor", error=JobError)
     if request.resume and request.db is None:
         raise JobError(
             where="command line", field="--resume", value="(no file)",
             rule="needs what an earlier search kept", fix="name its file with --db",
+        )  # fmt: skip
+
+
+def _check_counts(request: SearchRequest) -> None:
+    for gpus in request.gpu_counts:
+        require_positive_int(
+            gpus, where="--gpus", field="gpus", fix="give numbers such as 32,64", error=JobError
+        )
+    if request.gpu_counts and request.gpus is not None:
+        raise JobError(
+            where="search", field="gpus", value=request.gpus,
+            rule=f"is stated beside gpu_counts = {request.gpu_counts}", fix="give one of the two",
+        )  # fmt: skip
+    if request.target_step_time_s is not None:
+        require_positive(
+            request.target_step_time_s,
+            where="--target-step-time",
+            field="target_step_time",
+            fix="give seconds, such as 20",
+            error=JobError,
+        )
+        if request.objective == "memory":
+            raise JobError(
+                where="--target-step-time", field="objective", value="memory",
+                rule="is not looked for among strategies within a step time",
+                fix="take --objective time or cost, and read the Pareto front",
+            )  # fmt: skip
+
+
+def _check_robustness(request: SearchRequest) -> None:
+    if request.robustness and request.objective == "memory":
+        raise JobError(
+            where="--robustness", field="objective", value="memory",
+            rule="does not depend on rates of kernels and links", fix="take --objective time or cost",
         )  # fmt: skip
 
 

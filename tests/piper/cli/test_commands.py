@@ -164,6 +164,26 @@ def test_search_ranks_and_writes_strategy_files(tmp_path: Path, capsys: pytest.C
     assert again["step_time_s"] == found["best"]["step_time_s"]
 
 
+def test_search_draws_prices_and_takes_a_space_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("schema_version: 1\npin: {micro_batch: 1}\nvalues: {schedule: [1f1b], gpus: [2, 4]}\n")
+    files = {name: str(tmp_path / f"{name}.svg") for name in ("plot", "heatmap")}
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    words = ["search", "tiny-llama", "--global-batch", "8", "--space", str(space), "--top", "1"]
+    words += [*options, "--tokens", "1000000", "--price", "2.5", "--objective", "cost"]
+    found = object_of(words, capsys)
+    assert {row["gpus"] for row in found["gpus"]} == {2, 4}
+    assert {entry["schedule"] for entry in found["ranking"]} == {"1f1b"}
+    run = found["best"]["run"]
+    assert run["cost"] == pytest.approx(run["gpu_hours"] * 2.5)
+    assert all(Path(path).read_text().startswith("<?xml") for path in files.values())
+    for wrong, field in (("--pin", "pin.micro_batch"), ("--gpus", "values.gpus")):
+        value = "micro_batch=2" if wrong == "--pin" else "4"
+        assert object_of([*words, wrong, value], capsys, code=2)["error"]["field"] == field
+
+
 def test_search_answers_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(["search", *SMALL, "--pin", "micro_batch=1", "--top", "1", "--why-not", "pp=4"], capsys)
     assert "why not pp=4?" in out

@@ -23,6 +23,8 @@ def found(**changes: Any) -> dict[str, Any]:
         "best": fast,
         "ranking": [fast, slow],
         "pareto": [fast],
+        "pareto_complete": False,
+        "pareto_open": 12,
         "rejected": [
             {"family": "pp=1,recompute=none", "reason": "does not fit (bound)", "count": 6, "best_s": None},
             {"family": "pp=2,recompute=full", "reason": "bounded out", "count": 3, "best_s": 0.03},
@@ -83,3 +85,51 @@ def test_why_not_of_a_strategy_that_was_not_simulated_gives_its_bound() -> None:
               "bound_s": 0.012, "winner_s": 0.01}  # fmt: skip
     assert "why not pp=8? pp=8: bounded out\n" in describe_search(found(why_not=answer))
     assert "it takes at least 12.00 ms, the best 10.00 ms" in describe_search(found(why_not=answer))
+
+
+def test_the_front_comes_with_how_complete_it_is() -> None:
+    assert "(of what was simulated: by their bounds 12 others might be on it)" in describe_search(found())
+    assert "(complete, by bounds)" in describe_search(found(pareto_complete=True, pareto_open=0))
+
+
+def test_numbers_of_gpus_a_target_and_a_whole_run_are_written() -> None:
+    tried = [
+        {"gpus": 2, "outcome": "nothing fits", "strategy": None, "step_time_s": None},
+        {"gpus": 4, "outcome": "chosen", "strategy": "pp=4", "step_time_s": 0.01},
+    ]
+    best = found()["best"] | {"run": {"tokens": 1000, "steps": 10, "days": 2.0, "gpu_hours": 96.0}}
+    target = {"step_time_s": 0.005, "met": False, "impossible": True}
+    text = describe_search(found(best=best, gpus=tried, target=target))
+    assert "2     nothing fits  -" in text
+    assert "4     chosen        pp=4" in text
+    assert "4 GPUs: pp=4" in text
+    assert "whole run   1,000 tokens: 10 steps, 2.0 days, 96 GPU-hours" in text
+    assert "target      5.000 ms a step: not met: nothing in this space can, by its bounds" in text
+
+
+def test_the_bound_of_the_cheapest_is_in_gpu_seconds() -> None:
+    text = describe_search(found(objective="cost", lower_bound_s=None, lower_bound_gpu_s=0.03, gap=0.25))
+    assert "bound       0.03 GPU-seconds of a step: nothing in this space costs less than that" in text
+
+
+def test_robustness_names_the_changes_on_which_another_is_better() -> None:
+    changes = [
+        {
+            "change": "kernels 10 % faster",
+            "winner_s": 0.009,
+            "best": "pp=4",
+            "stays_best": True,
+            "regret": 0.0,
+        },
+        {
+            "change": "links 10 % slower",
+            "winner_s": 0.011,
+            "best": "dp=4",
+            "stays_best": False,
+            "regret": 0.02,
+        },
+    ]
+    robust = {"strategies": 5, "stays_best": 0.5, "largest_regret": 0.02, "changes": changes}
+    text = describe_search(found(robustness=robust))
+    assert "best in 50% of the changes among the first 5; regret at most 2.0%" in text
+    assert "links 10 % slower    11.00 ms, 2.0% less with dp=4" in text

@@ -231,3 +231,33 @@ def test_what_cannot_run_does_not_win_where_only_that_is_asked_for(monkeypatch: 
     monkeypatch.setattr("piper.runtime.runnable.require_runnable", refuse)
     found = searched(top=1, only_runnable=True, pin={"pp": "2"})
     assert found["best"]["schedule"] == "gpipe"
+
+
+def test_what_of_the_whole_front_is_missing_is_counted_as_open(
+    everything: dict[Candidate, dict[str, Any]],
+) -> None:
+    for objective in ("time", "memory"):
+        found = searched(top=3, objective=objective)
+        front = [(e["step_time_s"], e["peak_memory_bytes"]) for e in found["pareto"]]
+        whole = {(r["step_time_s"], r["peak_memory_bytes"]) for r in everything.values()}
+        missing = {w for w in whole if not any(f[0] <= w[0] and f[1] <= w[1] for f in front)}
+        assert len(missing) <= found["pareto_open"]
+        assert found["pareto_complete"] is (found["pareto_open"] == 0)
+
+
+def test_the_heat_map_has_the_best_or_a_bound_of_every_tp_and_pp(
+    everything: dict[Candidate, dict[str, Any]],
+) -> None:
+    found = searched(top=3)
+    tiles = {(tile["tp"], tile["pp"]): tile for tile in found["heatmap"]}
+    assert set(tiles) == {(candidate.tp, candidate.pp) for candidate in everything}
+    for (tp, pp), tile in tiles.items():
+        least = min(r["step_time_s"] for c, r in everything.items() if (c.tp, c.pp) == (tp, pp))
+        if tile["basis"] == "bound":
+            assert tile["step_time_s"] <= least
+        if tile["basis"] == "simulated":
+            assert tile["step_time_s"] >= least
+    assert (
+        min(t["step_time_s"] for t in tiles.values() if t["basis"] == "simulated")
+        == (found["best"]["step_time_s"])
+    )
