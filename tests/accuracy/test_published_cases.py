@@ -95,6 +95,7 @@ def test_zero_2_with_one_replica_saves_nothing_and_40b_needs_more_gpus(tmp_path)
     assert predicted(large, "tp=8,pp=6,recompute=full", gpus=48, global_batch=6, **v100)["fits"]
 
 
+@pytest.mark.slow
 def test_a_full_finetune_of_70b_fits_16_gpus_of_24_gb_in_no_layout(tmp_path):
     """lm-sys/FastChat issue 2322: 16 to 18 B per parameter are 1.1 to 1.26 TB, beside 368 GB."""
     cluster = tmp_path / "a10.yaml"

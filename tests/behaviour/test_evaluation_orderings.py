@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,21 @@ SETUPS = [pytest.param(setup, id=setup["model"]) for setup in evaluation.SCHEDUL
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("by_replica", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interleaving_beats_1f1b(setup: dict[str, object], by_replica: bool) -> None:
-    row = evaluation._schedule_row(evaluation.Run(**setup, by_replica=by_replica))
+    row = evaluation.schedule_row(evaluation.Run(**setup, by_replica=by_replica))
     assert row["interleaved_over_1f1b"] > 1.01
+
+
+def test_dualpipe_v_gains_5_to_20_percent_in_the_sweep_that_the_artifact_states() -> None:
+    row = evaluation.schedule_row(evaluation.Run(**evaluation.ARTIFACT_SETUP))
+    assert 1.05 < row["dualpipe_v_over_1f1b"] < 1.2
+    assert 1.05 < row["dualpipe_v_weights_again"]["over_1f1b"] < row["dualpipe_v_over_1f1b"]
 
 
 @pytest.mark.parametrize("micro_batch", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_dualpipe_v_hides_the_exchange_of_experts(micro_batch: int) -> None:
     """Published: 13 % over 1F1B for the 1B model, 10 % over interleaving for the 9B model."""
     small, large = (
-        evaluation._schedule_row(evaluation.Run(**setup, micro_batch=micro_batch, by_replica=True))
+        evaluation.schedule_row(evaluation.Run(**setup, micro_batch=micro_batch, by_replica=True))
         for setup in evaluation.SCHEDULE_SETUPS
     )
     assert 1.05 < small["dualpipe_v_over_1f1b"] < 1.2
@@ -34,12 +41,24 @@ def test_dualpipe_v_hides_the_exchange_of_experts(micro_batch: int) -> None:
     assert large["dualpipe_v_weights_again"]["over_interleaved"] < large["dualpipe_v_over_interleaved"]
 
 
-def test_each_zero_stage_keeps_less_and_lets_larger_batches_fit() -> None:
-    (row,) = evaluation.zero_memory(evaluation.ZERO_SETUPS[:1])
-    states = [row["state_bytes"][f"zero{stage}"] for stage in range(4)]
-    largest = [row["largest_micro_batch"][f"zero{stage}"] for stage in range(4)]
+def zero_runs() -> list[evaluation.Run]:
+    setup = evaluation.ZERO_SETUPS[0]
+    return [evaluation.Run(**setup, zero=stage, bucket_mb=evaluation.ZERO_BUCKET_MB) for stage in range(4)]
+
+
+def test_each_zero_stage_keeps_less_and_more_of_it_lets_a_larger_batch_fit() -> None:
+    runs = zero_runs()
+    states = [evaluation._state_bytes(run) for run in runs]
     assert states == sorted(states, reverse=True)
     assert len(set(states)) == 4
+    largest = evaluation.largest_micro_batch(runs[0])
+    assert largest > 0
+    assert evaluation.predicted(replace(runs[1], micro_batch=largest + 1))["fits"]
+
+
+@pytest.mark.slow
+def test_each_zero_stage_lets_larger_batches_fit() -> None:
+    largest = [evaluation.largest_micro_batch(run) for run in zero_runs()]
     assert largest == sorted(largest)
     assert largest[0] < largest[1] < largest[3]
 

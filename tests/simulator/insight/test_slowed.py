@@ -20,7 +20,7 @@ from tests.random_plans import PRICES, plans
 from tests.random_sharing import random_sharing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plan=plans(), prices=PRICES, seed=st.integers(0, 2**32), steps=st.integers(1, 2))
 def test_under_sharing_the_path_still_has_no_gap_and_loses_what_its_parts_take_longer(
     *, plan, prices, seed, steps
