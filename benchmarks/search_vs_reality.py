@@ -21,7 +21,7 @@ from typing import Any
 
 from cost_models.calibration import calibrate, read_table, write_table
 from cost_models.documents import yaml_text
-from piper.errors import JobError
+from piper.errors import JobError, RunFailedError
 from piper.predict import CompiledJob, Job, compile_job, predict_plan
 from piper.profiling.machine import Profiling, profile
 from piper.runtime import run_local
@@ -38,6 +38,7 @@ NEAR = 1.3
 """Strategies up to so many times the fastest in the first round run in the following ones."""
 FINALISTS = 12
 """At most so many of them."""
+STEPS, TIMEOUT_S = 9, 60.0
 PLAIN = {"recompute": "none", "offload": "none", "async_tp": "off", "bucket_mb": 0, "prefetch": 0, "hsdp": 0}
 """Half of the strategies that run do without what costs time to save memory."""
 
@@ -85,13 +86,13 @@ def compared(cluster: str, number: int, *, rounds: int, random: Random) -> dict[
     jobs = {text: compiled for text in texts if (compiled := runnable(text, job)) is not None}
     times: dict[str, list[float]] = {text: [] for text in jobs}
     measure(jobs, times, order=random.sample(list(jobs), len(jobs)), label="all")
-    first = min(listed[0] for listed in times.values())
-    near = sorted((t for t in times if times[t][0] <= NEAR * first), key=lambda t: times[t][0])
+    first = min(listed[0] for listed in times.values() if listed)
+    near = sorted((t for t in times if times[t] and times[t][0] <= NEAR * first), key=lambda t: times[t][0])
     finalists = list(dict.fromkeys([chosen, *near[:FINALISTS]]))
     for each in range(rounds):
         order = random.sample(finalists, len(finalists))
         measure(jobs, times, order=order, label=f"round {each + 1} of {rounds}")
-    rows = [row(text, jobs[text], times[text], cluster=cluster) for text in jobs]
+    rows = [row(text, jobs[text], listed, cluster=cluster) for text, listed in times.items() if listed]
     rows.sort(key=lambda r: (r["strategy"] not in finalists, r["measured_s"]))
     fastest = min(r["measured_s"] for r in rows if r["strategy"] in finalists)
     mine = next(r["measured_s"] for r in rows if r["strategy"] == chosen)
@@ -100,6 +101,7 @@ def compared(cluster: str, number: int, *, rounds: int, random: Random) -> dict[
         "processes": PROCESSES,
         "executable": space,
         "strategies_run": len(rows),
+        "failed": [text for text, listed in times.items() if not listed],
         "chosen": chosen,
         "chosen_s": mine,
         "fastest": next(r["strategy"] for r in rows if r["measured_s"] == fastest),
@@ -166,7 +168,13 @@ def measure(
     for place, text in enumerate(order):
         say(f"{label}: {place + 1} of {len(order)}: {text}")
         plan = jobs[text].plan
-        outcome = run_local(plan, jobs[text].source, num_ranks=plan.num_ranks, steps=9)
+        try:
+            outcome = run_local(
+                plan, jobs[text].source, num_ranks=plan.num_ranks, steps=STEPS, timeout_s=TIMEOUT_S
+            )
+        except RunFailedError as problem:
+            say(f"failed: {problem}")
+            continue
         steps = [step["step_time_s"] for step in outcome.result["steps"][1:]]
         times[text].append(statistics.quantiles(steps, n=4)[0])
 
@@ -198,6 +206,8 @@ def show(found: dict[str, Any]) -> None:
             f"{mark}{line['strategy']:85} {line['predicted_s'] * 1e3:7.1f} ms "
             f"{line['measured_s'] * 1e3:7.1f} ms {line['rounds']:6}"
         )
+    for text in found["failed"]:
+        print(f"failed: {text}")
     print(
         f"chosen (*): {found['regret']:.1%} slower than the fastest of {found['strategies_run']} "
         f"that ran, of {found['executable']} legal ones; rank correlation {found['kendall_tau']:.2f}"
