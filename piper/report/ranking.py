@@ -135,7 +135,9 @@ def _why_not(answer: Mapping[str, Any]) -> list[str]:
     asked = ",".join(f"{name}={value}" for name, value in answer["asked"].items())
     reason = "" if answer["reason"] in {"", answer["status"]} else f": {answer['reason']}"
     lines = [f"why not {asked}? {answer.get('strategy', 'none')}: {answer['status']}{reason}"]
-    if "slower_by_s" in answer:
+    if answer.get("slower_by_s") == 0:
+        lines.append("  it is the best, or as fast")
+    elif "slower_by_s" in answer:
         lines.append(f"  slower by {format_duration(answer['slower_by_s'])}:")
         causes = sorted(answer["by_cause_s"].items(), key=lambda item: -abs(item[1]))
         lines += [f"    {name:<16}{1e3 * seconds:+.1f} ms" for name, seconds in causes if seconds]

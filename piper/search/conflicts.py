@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from piper.search.space import Space
-
 MOST_TOGETHER = 3
 """Constraints of which a set is looked for; larger ones are named as a whole."""
 
@@ -15,17 +13,17 @@ Constraint = tuple[str, str, str]
 
 
 def smallest_conflict(
-    constraints: Sequence[Constraint], space_of: Callable[[Sequence[Constraint]], Space]
+    constraints: Sequence[Constraint], allows: Callable[[Sequence[Constraint]], bool]
 ) -> tuple[Constraint, ...]:
     """Return a smallest set of constraints under which no strategy is legal; empty: none is without any.
 
     Args:
         constraints: of the request.
-        space_of: returns the space under some of them.
+        allows: whether any strategy is legal under some of them.
     """
     for size in range(min(MOST_TOGETHER, len(constraints)) + 1):
         for chosen in combinations(constraints, size):
-            if not space_of(chosen).num_candidates:
+            if not allows(chosen):
                 return chosen
     return tuple(constraints)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from piper.search.candidate import Candidate, family_of, has_values
 from piper.search.choices import FRACTION
+from piper.search.matching import cells_with
 from piper.search.status import Status
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def unsimulated_end(outcome: Outcome, wanted: Mapping[str, str]) -> dict[str, An
             "bound_s": best.bound_s,
         }
     table, space = outcome.frontier.table, outcome.space
-    cells = table.with_values(wanted)
+    cells = cells_with(table, wanted)
     if not len(cells):
         reasons = sorted({reason for _, reason in space.illegal})
         text = "no legal strategy has these values: " + "; ".join(reasons)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,11 @@ class Evaluator:
         require_cluster_holds(self.cluster, self.job.gpus)
         self.kinds = kinds_of(self.model(1))
         self.costs = UnitCostTable(
-            job=self.job, cost_model=self.cost_model, habits=self.habits, kinds=self.kinds, model=self.model
+            job=self.job,
+            cost_model=_with_room(self.cost_model, self.kinds.count),
+            habits=self.habits,
+            kinds=self.kinds,
+            model=self.model,
         )
 
     cluster: Cluster = field(init=False)
@@ -208,7 +212,7 @@ class Evaluator:
         result |= {"cluster": self.cluster.name, "stack": self.job.stack}
         left = result["device_memory_bytes"] - result["needed_memory_bytes"]
         result["fits"] = result["fits"] and left >= self.reserve_bytes
-        found = {key: result[key] for key in RESULT_KEYS}
+        found = {key: result[key] for key in RESULT_KEYS} | {"peak": _fullest(result["ranks"])}
         refused = self._refused(candidate) if self.only_runnable else ""
         return found | ({"fits": False, "refused": refused} if refused else {})
 
@@ -238,6 +242,30 @@ class Evaluator:
             habits=self.habits,
             num_layers=self.source.num_layers,
         )
+
+
+def _with_room(cost_model: ClusterCostModel, stages: int) -> ClusterCostModel:
+    """Return the prices on a cluster that holds several stages where it has room for the ranks of one.
+
+    Probes have a rank for every kind of unit. What a group of ranks costs depends on how it lies, not on how
+    many nodes there are; where there is one node, and no network, the node is larger.
+    """
+    from cost_models import cluster_cost_model
+
+    cluster = cost_model.cluster
+    if cluster.max_nodes is None:
+        return cost_model
+    if cluster.inter is not None and cluster.host.cores is None:
+        roomy = replace(cluster, max_nodes=None)
+    else:
+        roomy = replace(cluster, gpus_per_node=cluster.gpus_per_node * cluster.max_nodes * stages)
+    return cluster_cost_model(roomy, stack=cost_model.stack)
+
+
+def _fullest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return where and when most memory is used: {pipeline_rank, peak_at_s, memory_by_class_bytes}."""
+    worst = max(ranks, key=lambda rank: (rank["peak_memory_bytes"], -rank["pipeline_rank"]))
+    return {name: worst[name] for name in ("pipeline_rank", "peak_at_s", "memory_by_class_bytes")}
 
 
 RESULT_KEYS = (

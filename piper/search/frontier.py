@@ -18,6 +18,7 @@ import numpy.typing as npt
 from piper.search.candidate import Candidate
 from piper.search.cells import CellTable
 from piper.search.estimate import Estimates, Estimator
+from piper.search.matching import cells_with
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -135,7 +136,7 @@ class Frontier:
 
     def estimate_one_with(self, wanted: Mapping[str, str]) -> list[Point]:
         """Estimate the lowest cell with some values that may fit; return its points."""
-        cells = self.table.with_values(wanted)
+        cells = cells_with(self.table, wanted)
         order = cells[np.lexsort((cells, self.low[cells]))]
         for cell in order.tolist():
             if not np.isfinite(self.low[cell]) or cell in self.expanded:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cost_models.units import format_duration
 from piper.search.candidate import Candidate, has_values
 from piper.search.corrections import Corrections
 from piper.search.frontier import CELLS_AT_ONCE, Frontier, Point
@@ -23,6 +24,8 @@ MOST_CELLS = 1024
 """Cells whose points are estimated, at most."""
 MOST_TIGHTENED = 256
 """Cells that are refined for the gap alone, at most."""
+MOST_ASKED = 16
+"""Cells that are estimated, and points that are simulated, at most, to answer `why_not`."""
 PATIENCE = 3
 """Rounds without a better strategy (by more than the gap), after which estimates are believed."""
 INTERRUPTED = "interrupted"
@@ -90,14 +93,19 @@ class Rounds:
         return iter(found.values())
 
     def answer(self, wanted: Mapping[str, str], simulate: Simulate) -> None:
-        """Simulate the most promising point with some values, if none was."""
-        if any(has_values(candidate, wanted) for candidate in self.records):
-            return
-        points = [p for p in self.frontier.points if has_values(p.candidate, wanted)]
-        if not points:
-            points = [p for p in self.frontier.estimate_one_with(wanted) if has_values(p.candidate, wanted)]
-        if points:
-            self._run([min(points)], simulate)
+        """Simulate the most promising points with some values, until one fits or enough were tried."""
+        for _ in range(MOST_ASKED):
+            if any(has_values(record.candidate, wanted) for record in self._ranked()):
+                return
+            points = [p for p in self.frontier.points if has_values(p.candidate, wanted)]
+            open_points = sorted((p for p in points if p.candidate not in self.records), key=self._rank)
+            if not open_points or self._rank(open_points[0])[0]:
+                fresh = self.frontier.estimate_one_with(wanted)
+                if fresh:
+                    continue
+            if not open_points:
+                return
+            self._run(open_points[:1], simulate)
 
     def _tighten(self, reason: str) -> None:
         """Refine the cells whose bounds decide the gap, lowest first."""
@@ -205,13 +213,14 @@ def _simulated(point: Point, result: dict[str, Any]) -> Record:
             result=result,
             reason=str(result["refused"]),
         )
-    used = result["needed_memory_bytes"] / 2**30
+    used, peak = result["needed_memory_bytes"] / 2**30, result["peak"]
     return Record(
         candidate=candidate,
         status=Status.OUT_OF_MEMORY,
         bound_s=bound_s,
         result=result,
-        reason=f"needs {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB",
+        reason=f"needs {used:.1f} GiB of {result['device_memory_bytes'] / 2**30:.1f} GiB on pipeline rank "
+        f"{peak['pipeline_rank']}, {format_duration(peak['peak_at_s'])} after the step began",
     )
 
 

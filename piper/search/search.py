@@ -14,14 +14,14 @@ ends
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from cost_models.errors import require_known, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
-from piper.search.choices import Choices, choices_of, require_values
-from piper.search.conflicts import Constraint, smallest_conflict, written
+from piper.search.asked import choices_asked, infeasible, why_illegal
+from piper.search.choices import require_values
 from piper.search.evaluate import Evaluator
 from piper.search.executors import EXECUTORS
 from piper.search.frontier import NEAR, Frontier
@@ -167,6 +167,10 @@ def _search_one(request: SearchRequest, *, on_progress: Callable[[str], None] | 
         interrupted=ended_by == INTERRUPTED,
         target_step_time_s=request.target_step_time_s,
     )
+    if found.summary.get("why_not", {}).get("status") == "illegal":
+        reason = why_illegal(request, evaluator)
+        why_not = found.summary["why_not"] | {"reason": reason}
+        found = replace(found, summary=found.summary | {"why_not": why_not})
     if request.robustness and not found.interrupted:
         first = [record.candidate for record in outcome.diverse(request.objective)[:STRATEGIES]]
         checked = robustness_of(first[0], first[1:], evaluator) if first else None
@@ -185,7 +189,7 @@ def _first_answer(
     stated = {*request.pin, *request.values, *(name for name, _ in request.forbid)}
     stated |= {"micro_batch"} if request.micro_batch is not None else set()
     space = evaluator.space(
-        _choices(request, evaluator, seeds={n: v for n, v in SEEDS.items() if n not in stated})
+        choices_asked(request, evaluator, seeds={n: v for n, v in SEEDS.items() if n not in stated})
     )
     if not space.num_candidates:
         return None
@@ -300,62 +304,10 @@ def _job(request: SearchRequest) -> Job:
     )
 
 
-def _choices(
-    request: SearchRequest, evaluator: Evaluator, *, seeds: Mapping[str, tuple[int | str, ...]]
-) -> Choices:
-    """Return the values of every dimension; `seeds` instead of ours where the request states none."""
-    pin = dict(request.pin)
-    if request.micro_batch is not None:
-        if pin.get("micro_batch", str(request.micro_batch)) != str(request.micro_batch):
-            raise JobError(
-                where="--micro-batch", field="micro_batch", value=request.micro_batch,
-                rule=f"contradicts --pin micro_batch={pin['micro_batch']}", fix="give it once, or equal",
-            )  # fmt: skip
-        pin["micro_batch"] = str(request.micro_batch)
-    limits = evaluator.limits
-    return choices_of(
-        gpus=(evaluator.job.gpus or 1,),
-        num_units=limits.num_units,
-        experts=limits.experts,
-        cuts_tensors=limits.cuts_tensors,
-        cuts_sequences=limits.cuts_sequences,
-        pin=pin,
-        forbid=request.forbid,
-        values=dict(seeds) | request.values,
-    )
-
-
 def _space(request: SearchRequest, evaluator: Evaluator) -> Space:
     require_values(tuple(request.why_not.items()), where="--why-not")
-    choices = _choices(request, evaluator, seeds={})
+    choices = choices_asked(request, evaluator, seeds={})
     space = evaluator.space(choices)
     if not space.num_candidates:
-        raise _infeasible(request, evaluator, space)
+        raise infeasible(request, evaluator)
     return space
-
-
-def _infeasible(request: SearchRequest, evaluator: Evaluator, space: Space) -> JobError:
-    """Return the error of a space without strategies: what contradicts, and which rules are broken."""
-    pins = [("--pin", name, value) for name, value in request.pin.items()]
-    constraints = [*pins, *(("--forbid", name, value) for name, value in request.forbid)]
-
-    def space_of(chosen: Sequence[Constraint]) -> Space:
-        fewer = replace(
-            request,
-            pin={name: value for option, name, value in chosen if option == "--pin"},
-            forbid=tuple((name, value) for option, name, value in chosen if option == "--forbid"),
-        )
-        return evaluator.space(_choices(fewer, evaluator, seeds={}))
-
-    conflict = smallest_conflict(constraints, space_of)
-    reasons = "; ".join(sorted({reason for _, reason in space_of(conflict).illegal})[:3])
-    asked = f"{written(conflict)} on {evaluator.job.gpus} GPUs" if conflict else f"{evaluator.job.gpus} GPUs"
-    return JobError(
-        where="search",
-        field="space",
-        value=asked,
-        rule="leave no legal strategy" + (f": {reasons}" if reasons else ""),
-        fix=f"leave out one of {written(conflict)}, or change --gpus or --global-batch"
-        if conflict
-        else "change --global-batch or --gpus",
-    )

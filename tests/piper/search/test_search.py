@@ -132,6 +132,59 @@ def test_why_not_names_the_seconds_by_cause() -> None:
     assert answer["slower_by_s"] == pytest.approx(sum(answer["by_cause_s"].values()))
 
 
+@pytest.mark.parametrize(
+    ("changes", "wanted", "reason"),
+    [
+        ({}, {"tp": "3"}, "no legal strategy has tp=3 on 4 GPUs"),
+        ({}, {"tp": "2", "dp": "4"}, "no legal strategy has tp=2 and dp=4 on 4 GPUs"),
+        ({"pin": {"pp": "2"}}, {"pp": "4"}, "--pin pp=2 leaves it out"),
+        ({"forbid": (("pp", "4"),)}, {"pp": "4", "zero": "0"}, "--forbid pp=4 leaves it out"),
+        ({}, {"offload": "params"}, "values offload=none leaves it out"),
+        (
+            {"micro_batch": 1, "values": PLAIN | {"micro_batch": (1, 2)}},
+            {"micro_batch": "2"},
+            "--micro-batch",
+        ),
+        ({"pin": {"pp": "4"}}, {"zero": "1"}, "it says the same as a strategy without them"),
+    ],
+)
+def test_why_not_names_the_rule_or_the_constraint(
+    changes: dict[str, Any], wanted: dict[str, str], reason: str
+) -> None:
+    answer = searched(top=1, why_not=wanted, **changes)["why_not"]
+    assert answer["status"] == "illegal"
+    assert answer["reason"].startswith(reason)
+
+
+def test_why_not_names_the_rank_and_the_moment_of_a_simulated_peak() -> None:
+    pin = {"pp": "4", "schedule": "1f1b", "recompute": "none", "micro_batch": "1"}
+    only = searched(pin=pin, top=1)["best"]
+    left = only["device_memory_bytes"] - only["needed_memory_bytes"]
+    found = searched(pin=pin, top=1, reserve_bytes=left + 1, why_not={"pp": "4"})
+    assert found["best"] is None
+    assert found["why_not"]["status"] == str(Status.OUT_OF_MEMORY)
+    peak = only["peak"]
+    assert f"on pipeline rank {peak['pipeline_rank']}, " in found["why_not"]["reason"]
+    assert found["why_not"]["reason"].endswith("after the step began")
+    assert sum(peak["memory_by_class_bytes"].values()) == only["peak_memory_bytes"]
+
+
+def test_why_not_looks_for_a_strategy_that_fits(everything: dict[Candidate, dict[str, Any]]) -> None:
+    """Each value is answered by a simulation, no faster than the fastest that has it."""
+    for name, value in (("recompute", "full"), ("schedule", "gpipe"), ("tp", "4"), ("zero", "1")):
+        answer = searched(top=1, why_not={name: value})["why_not"]
+        assert answer["status"] == str(Status.RANKED)
+        best = min(r["step_time_s"] for r in everything.values())
+        least = min(r["step_time_s"] for c, r in everything.items() if str(getattr(c, name)) == value)
+        assert answer["slower_by_s"] >= least - best - 1e-12
+
+
+def test_a_cluster_of_one_node_is_searched_up_to_its_size() -> None:
+    found = searched(cluster="h100-8gpu", gpus=8, pin={"tp": "8"}, top=1)
+    assert found["best"]["strategy"]["shorthand"].startswith("tp=8,")
+    assert found["lower_bound_s"] <= found["best"]["step_time_s"]
+
+
 def test_limits_end_the_search_and_say_so() -> None:
     capped = searched(max_candidates=3, top=6)
     assert (capped["simulated"], capped["ended_by"]) == (3, "max_candidates")
@@ -211,6 +264,12 @@ def test_an_infeasible_request_names_the_smallest_set_of_constraints_that_confli
     with pytest.raises(JobError) as caught:
         searched(gpus=4, pin={"zero": "1", "tp": "2", "pp": "4"}, values={})
     assert "--pin tp=2 and --pin pp=4" in str(caught.value.fix)
+    with pytest.raises(JobError) as caught:
+        searched(gpus=4, pin={"zero": "1"}, values={"tp": (3, 5), "pp": (1, 2)})
+    assert str(caught.value.value) == "values tp=3/5 on 4 GPUs"
+    with pytest.raises(JobError) as caught:
+        searched(gpus=4, micro_batch=16, pin={"zero": "1"})
+    assert str(caught.value.value) == "--micro-batch micro_batch=16 on 4 GPUs"
 
 
 def test_bytes_that_are_to_stay_free_are_not_used() -> None:
