@@ -35,6 +35,11 @@ _THIS_MACHINE = "local-cpu"
 @click.option(
     "--local", type=PositiveInt(4), metavar="N", help="Start N CPU processes here (else: torchrun)."
 )
+@click.option(
+    "--device",
+    metavar="cpu|cuda",
+    help="What ranks under torchrun run on (default: a GPU if there is one).",
+)
 @click.option("--steps", type=PositiveInt(3), default=3, show_default=True, help="Optimizer steps.")
 @click.option(
     "--seed", type=WholeNumber(0), default=0, show_default=True, help="Of values, data and dropout."
@@ -73,6 +78,7 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     """
     settings = {name: given.pop(name) for name in ("steps", "seed", "verify", "reductions", "padding")}
     settings["timeout_s"] = given.pop("timeout")
+    settings["device"] = given.pop("device")
     files = {name: given.pop(name) for name in ("trace", "out")}
     world_size = _world_size(given.pop("local"), given)
     with progress(f"training {model}"):
@@ -133,7 +139,20 @@ def _train(compiled: CompiledJob, settings: dict[str, Any]) -> RunOutcome | None
 
     if "RANK" in os.environ:
         return run_rank(compiled.plan, compiled.source, **settings)
+    _require_cpu(settings.pop("device"))
     return run_local(compiled.plan, compiled.source, num_ranks=compiled.plan.num_ranks, **settings)
+
+
+def _require_cpu(device: str | None) -> None:
+    """Raise JobError for processes of --local that should not run on the CPU."""
+    if device not in {None, "cpu"}:
+        raise JobError(
+            where="command line",
+            field="--device",
+            value=device,
+            rule="cannot go with --local, which starts CPU processes",
+            fix="leave --local out and start one process per GPU with torchrun",
+        )
 
 
 def _predicted_s(compiled: CompiledJob) -> float:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper.runtime.borders import Border, Value
+from piper.runtime.devices.device import Device
 from piper.runtime.dropout import DropoutKeys
 from piper.runtime.groups import Groups
 from piper.runtime.halves import Halves
@@ -47,6 +48,7 @@ class RankContext:
     reducer: Reducer
     ledger: Ledger
     places: Places
+    device: Device
     halves: dict[tuple[int, int, bool], Halves] = field(default_factory=dict)
 
     def micro_batch(self, microbatch: int) -> int:
@@ -67,7 +69,9 @@ class RankContext:
         rows = step.batch[samples[0] : samples[-1] + 1]
         wanted = inputs_of(rows) if number == 0 else labels_of(rows)
         tokens = self.places.tokens(segment)
-        return wanted if tokens is None else wanted.index_select(1, torch.tensor(tokens))
+        if tokens is not None:
+            wanted = wanted.index_select(1, torch.tensor(tokens))
+        return wanted.to(self.device.place)
 
     def here(self, step: StepState, place: tuple[int, int], *, again: bool = False) -> Here:
         """Return what the code of a segment knows of its rank and microbatch.

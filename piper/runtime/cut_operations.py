@@ -54,7 +54,7 @@ class CutDropout(Placed):
     def _part(self, mask: Tensor, here: Here) -> Tensor:
         for dim, what in self.dims:
             if what == "tokens":
-                mask = mask.index_select(dim, _positions(here))
+                mask = mask.index_select(dim, _positions(here).to(mask.device))
             else:
                 size = mask.shape[dim] // here.tensor[1]
                 mask = mask.narrow(dim, here.tensor[0] * size, size)
@@ -165,16 +165,17 @@ class CutTable(Placed):
     def __call__(self, here: Here, table: Tensor, index: Any) -> Tensor:
         """Take the arguments of `Tensor.__getitem__`."""
         rest = index[1:] if isinstance(index, tuple) else ()
-        return table.index_select(0, _positions(here))[(slice(None), *rest)]
+        return table.index_select(0, _positions(here).to(table.device))[(slice(None), *rest)]
 
 
 @dataclass(frozen=True, slots=True)
 class CutRange(Placed):
     """`torch.arange` over the tokens of a sequence: their positions."""
 
-    def __call__(self, here: Here, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:
+    def __call__(self, here: Here, *_: Any, **options: Any) -> Tensor:
         """Return the positions of this rank's tokens."""
-        return _positions(here).to(dtype or torch.int64)
+        found = _positions(here).to(options.get("dtype") or torch.int64)
+        return found.to(options.get("device") or found.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cost_models.errors import require_positive_int
+from cost_models.errors import require_known, require_positive_int
 from piper.errors import JobError, RunFailedError
 from piper.runtime.delays import Delays
+from piper.runtime.devices import DEVICES, open_device
 from piper.runtime.outcome import RunOutcome
 from piper.runtime.progress import Phase, ProgressBoard, Reporting
-from piper.runtime.runnable import require_runnable
+from piper.runtime.runnable import require_runnable, require_runnable_on_gpus
 from piper.runtime.settings import OptimizerSettings, RunSettings, default_optimizer
 from piper.runtime.watch import Child, die_with_parent, end, watch
 from simulator.plan import Plan
@@ -25,6 +26,7 @@ from simulator.plan import Plan
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from piper.runtime.devices.device import Device
     from piper.runtime.known import KnownReferences
     from piper.runtime.program import Program
     from piper.runtime.rank import RankJob
@@ -108,11 +110,15 @@ def run_rank(
     timeout_s: float = 600.0,
     optimizer: OptimizerSettings | None = None,
     padding: float = 0.0,
+    device: str | None = None,
 ) -> RunOutcome | None:
     """Be the rank that `torchrun` says in RANK, WORLD_SIZE and MASTER_ADDR; arguments as in `run_local`.
 
+    Args:
+        device: "cuda": the GPU of number LOCAL_RANK; "cpu"; None: "cuda" where there is one.
+
     Returns: the outcome on rank 0, None on the others.
-    Raises: JobError for a world size other than the plan's; RunFailedError.
+    Raises: JobError for a world size other than the plan's, or what `device` cannot run; RunFailedError.
     """
     rank, world_size = (_environment(name) for name in ("RANK", "WORLD_SIZE"))
     require_runnable(plan)
@@ -126,13 +132,37 @@ def run_rank(
     from piper.runtime.program import program_of_plan
     from piper.runtime.rank import RankJob, train_in_group
 
-    program = program_of_plan(source, plan)
-    job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank)
+    opened = _open(device, plan, rank, verify=verify)
+    program = program_of_plan(source, plan, place=opened.place)
+    job = RankJob(plan=plan, source=source, program=program, settings=settings, rank=rank, device=opened)
     store, _, _ = next(dist.rendezvous("env://", rank, world_size))  # type: ignore[attr-defined]
     try:
         return train_in_group(job, Reporting(), store=store, limit_s=timeout_s)
     except Exception as error:
         raise RunFailedError(_agreed_culprit(job, store, error)) from error
+
+
+def _open(name: str | None, plan: Plan, rank: int, *, verify: bool) -> Device:
+    """Open the device of a rank that torchrun started."""
+    import torch
+
+    there = torch.cuda.is_available()
+    name = name or ("cuda" if there else "cpu")
+    require_known(name, list(DEVICES), where="piper run", field="--device", error=JobError)
+    if name == "cpu":
+        return open_device(name)
+    if not there:
+        raise JobError(
+            where="piper run",
+            field="--device",
+            value=name,
+            rule="needs a GPU and a torch that was built for it",
+            fix="leave --device out; `piper doctor` says what there is",
+        )
+    require_runnable_on_gpus(plan, verify=verify)
+    planned = plan.device_plans[plan.pipeline_rank_of(rank)]
+    priorities = {planned.streams[rule.stream]: rule.priority or 0 for rule in planned.stream_rules}
+    return open_device(name, index=_environment("LOCAL_RANK"), priorities=priorities)
 
 
 def _prepare_torch() -> None:

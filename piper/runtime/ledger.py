@@ -44,10 +44,14 @@ class Ledger:
 
     Transient tensors inside an operation are not seen; what is kept between operations is.
 
+    Args:
+        counts: whether anything is counted at all.
+
     Args of the log: (time, bytes by class) whenever `mark` finds a change.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool = True) -> None:
+        self._counts = counts
         self.peak_bytes = 0
         self.log: list[tuple[int, tuple[int, ...]]] = []
         self._totals = [0] * len(MemoryClass)
@@ -64,7 +68,7 @@ class Ledger:
     @property
     def is_counting(self) -> bool:
         """Return whether this thread's task is measured [Note: steps alike]."""
-        return not getattr(self._of_thread, "knows", False)
+        return self._counts and not getattr(self._of_thread, "knows", False)
 
     @contextmanager
     def task(self, known: Sequence[int] | None = None) -> Iterator[list[int]]:

@@ -120,7 +120,7 @@ class ShardState:
 
 def sum_of_squares(flat: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
     """Return the fp64 sum of squares over element ranges of a flat fp32 gradient, in order."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=flat.device)
     for start, end in ranges:
         total += flat[start:end].double().square().sum()
     return total

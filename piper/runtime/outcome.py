@@ -74,7 +74,12 @@ class RunOutcome:
 
 
 def run_result(
-    plan: Plan, steps: list[StepFigures], *, peak_memory_bytes: int, verification: Verification | None
+    plan: Plan,
+    steps: list[StepFigures],
+    *,
+    device: str,
+    peak_memory_bytes: int,
+    verification: Verification | None,
 ) -> dict[str, Any]:
     """Return the object of `piper run --json`; throughput leaves out the first step where there are more."""
     timed = steps[1:] or steps
@@ -82,7 +87,7 @@ def run_result(
     return {
         "strategy": plan.strategy,
         "world_size": plan.num_ranks,
-        "device": "cpu",
+        "device": device,
         "steps": [
             {"loss": step.loss, "step_time_s": step.step_time_s, "grad_norm": step.grad_norm}
             for step in steps

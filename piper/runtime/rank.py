@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
 from time import perf_counter_ns
@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from piper.errors import RunFailedError
 from piper.runtime.context import RankContext
+from piper.runtime.devices.cpu import CpuDevice
+from piper.runtime.devices.device import Device
 from piper.runtime.groups import Groups, group_table, require_agreement
 from piper.runtime.known import KnownStep, References
 from piper.runtime.ledger import Ledger
@@ -45,6 +47,7 @@ class RankJob:
         plan, source, program, settings: the job, equal on all ranks.
         rank: which one this is.
         known: the references of all steps, where they are known [Note: known references].
+        device: of this rank.
     """
 
     plan: Plan
@@ -53,6 +56,7 @@ class RankJob:
     settings: RunSettings
     rank: int
     known: tuple[KnownStep, ...] = ()
+    device: Device = field(default_factory=CpuDevice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +80,15 @@ def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome |
     """
     torch.set_num_threads(1)
     plan, report = job.plan, reporting.report
-    groups = Groups.create(plan, rank=job.rank, timeout_s=limit_s)
+    device = job.device
+    groups = Groups.create(plan, rank=job.rank, timeout_s=limit_s, device=device)
     report(Phase.MEETING)
     require_agreement(groups, world_size=plan.num_ranks, what=_digest(job))
     offset_ns = _clock_offset_ns(groups, rank=job.rank, world_size=plan.num_ranks)
     context = _context(job, groups)
     static = np.array(context.ledger.totals, dtype=np.int64)
     worker = Worker(context=context, recorder=Recorder(num_tasks=len(context.routes.tasks)), report=report)
+    device.reach(device.mark(), limit_s=limit_s)  # what was made so far belongs to none of the plan's streams
     verifier = _verifier(job, report)
     allowed = takewhile(reporting.may_begin, range(job.settings.steps))
     states = [_step(worker, number, verifier) for number in allowed]
@@ -99,7 +105,7 @@ def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome |
             rank=job.rank,
             offset_ns=offset_ns,
             memory=context.ledger.log,
-            peak_memory_bytes=context.ledger.peak_bytes,
+            peak_memory_bytes=device.peak_bytes() or context.ledger.peak_bytes,
         ),
         ledger=RankLedger(
             rank=job.rank,
@@ -110,7 +116,7 @@ def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome |
     )
     everything: list[Any] | None = [None] * plan.num_ranks if job.rank == 0 else None
     dist.gather_object(mine, everything, dst=0, group=groups.control)
-    outcome = None if everything is None else _outcome(plan, everything, verifier)
+    outcome = None if everything is None else _outcome(plan, everything, verifier, device=device.name)
     dist.barrier(group=groups.control)
     return outcome
 
@@ -173,7 +179,7 @@ def _verifier(job: RankJob, report: Report) -> Verifier | None:
 def _context(job: RankJob, groups: Groups) -> RankContext:
     plan = job.plan
     routes = Routes(plan=plan, pipeline_rank=plan.pipeline_rank_of(job.rank))
-    ledger = Ledger()
+    ledger = Ledger(counts=job.device.counts_bytes)
     for buffer in job.program.buffers.values():
         ledger.hold(buffer, MemoryClass.WORKSPACE)
     return RankContext(
@@ -182,11 +188,14 @@ def _context(job: RankJob, groups: Groups) -> RankContext:
         program=job.program,
         routes=routes,
         settings=job.settings,
-        state=RankState.new(routes, rank=job.rank, settings=job.settings, ledger=ledger),
+        state=RankState.new(
+            routes, rank=job.rank, settings=job.settings, ledger=ledger, place=job.device.place
+        ),
         groups=groups,
         reducer=Reducer(ordered=job.settings.reductions == "ordered"),
         ledger=ledger,
         places=Places(plan=plan, rank=job.rank),
+        device=job.device,
     )
 
 
@@ -229,7 +238,7 @@ def _tell_time(groups: Groups) -> None:
     dist.send(torch.tensor([perf_counter_ns()]), dst=0, group=groups.control)
 
 
-def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None) -> RunOutcome:
+def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None, *, device: str) -> RunOutcome:
     records = [one.record for one in gathered]
     times = step_times_s(records)
     steps = [
@@ -243,7 +252,7 @@ def _outcome(plan: Plan, gathered: list[_Gathered], verifier: Verifier | None) -
     verification = None if verifier is None else verifier.verification()
     peak = max(record.peak_memory_bytes for record in records)
     return RunOutcome(
-        result=run_result(plan, steps, peak_memory_bytes=peak, verification=verification)
+        result=run_result(plan, steps, device=device, peak_memory_bytes=peak, verification=verification)
         | {"gradient_coverage": _coverage(plan, frozenset().union(*(one.reached for one in gathered)))},
         timeline=measured_timeline(plan, records),
         differing=() if verification is None else verification.differing,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -31,7 +30,7 @@ class Reducer:
         if not self.ordered:
             dist.all_reduce(tensor, group=group)
             return
-        flat = torch.zeros(-(-tensor.numel() // size) * size, dtype=tensor.dtype)
+        flat = tensor.new_zeros(-(-tensor.numel() // size) * size)
         flat[: tensor.numel()] = tensor.reshape(-1)
         shard = self.reduce_scatter(flat, group=group, size=size)
         # To all the same: an all-gather, which gloo's own all_gather makes at half the speed.
@@ -40,11 +39,11 @@ class Reducer:
 
     def reduce_scatter(self, tensor: Tensor, *, group: dist.ProcessGroup, size: int) -> Tensor:
         """Return this rank's shard of the sum of flat tensors, [numel / size]."""
-        shard = torch.empty(tensor.numel() // size, dtype=tensor.dtype)
+        shard = tensor.new_empty(tensor.numel() // size)
         if not self.ordered:
             dist.reduce_scatter(shard, list(tensor.chunk(size)), group=group)
             return shard
-        parts = torch.empty((size, shard.numel()), dtype=tensor.dtype)
+        parts = tensor.new_empty((size, shard.numel()))
         dist.all_to_all_single(parts, tensor.view(size, -1), group=group)
         return sum_in_order(parts)
 

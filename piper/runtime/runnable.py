@@ -5,7 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 from piper.errors import JobError
-from simulator.plan import COMPUTE_KINDS, DevicePlan, Plan, Region, StateDtypes, TaskKind
+from simulator.plan import (
+    COMPUTE_KINDS,
+    HOST_COPY_KINDS,
+    DevicePlan,
+    Plan,
+    Region,
+    StateDtypes,
+    TaskKind,
+)
 
 _OPTIMIZERS = ("adamw", "sgd", "momentum")
 _FLOATS = ("fp32", "bf16", "fp16")
@@ -22,6 +30,21 @@ def require_runnable(plan: Plan) -> None:
     for device in plan.device_plans:
         check_rings(device)
         _check_buckets(device)
+
+
+def require_runnable_on_gpus(plan: Plan, *, verify: bool) -> None:
+    """Raise JobError naming what of a plan runs on CPU processes only."""
+    here = "run on CPU processes: --device cpu"
+    for device in plan.device_plans:
+        kinds = set(device.tasks.kind.tolist())
+        if kinds & HOST_COPY_KINDS:
+            raise _refused("offload on GPUs", f"use offload=none, or {here}")
+        if TaskKind.RING_SHIFT in kinds:
+            raise _refused("rings of attention on GPUs", f'use shard_sequence with "all_to_all", or {here}')
+    if any(region.asynchronous for region in plan.cuts.regions):
+        raise _refused("async_tp on GPUs", f"use async_tp=off, or {here}")
+    if verify:
+        raise _refused("--verify on GPUs", "compare on CPU processes: --local N, or --device cpu")
 
 
 def _check_states(states: StateDtypes, usual: StateDtypes) -> None:

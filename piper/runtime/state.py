@@ -96,17 +96,19 @@ class RankState:
     reached: set[str] = field(default_factory=set)
 
     @classmethod
-    def new(cls, routes: Routes, *, rank: int, settings: RunSettings, ledger: Ledger) -> RankState:
-        """Materialise the parameters of the stages of `rank`, with their initial values."""
+    def new(
+        cls, routes: Routes, *, rank: int, settings: RunSettings, ledger: Ledger, place: torch.device
+    ) -> RankState:
+        """Materialise the parameters of the stages of `rank` at `place`, with their initial values."""
         plan, pipeline_rank = routes.plan, routes.pipeline_rank
         shapes = local_shapes(plan)
         fetched = frozenset(routes.brought.values())
         state = cls(buckets={}, parameters={}, home=dict(routes.bucket_of), fetched=fetched, shapes=shapes)
         for index in owned_buckets(plan, pipeline_rank):
-            state._add_bucket(plan, rank, index, settings=settings)
+            state._add_bucket(plan, rank, index, settings=settings, place=place)
             bucket = state.buckets[index]
             for name, (start, end) in bucket.places.items():
-                leaf = torch.empty(0, dtype=bucket.parameters.dtype)
+                leaf = bucket.parameters.new_empty(0)
                 if index not in fetched:
                     leaf = bucket.parameters[start:end].view(shapes[name])
                 state.parameters[name] = leaf.requires_grad_()
@@ -114,7 +116,8 @@ class RankState:
         stages = plan.device_plans[pipeline_rank].stages
         for name in _used(plan, stages):
             if name not in state.parameters:
-                state.parameters[name] = initial_piece(plan, rank, name, seed=settings.seed).to(dtype)
+                value = initial_piece(plan, rank, name, seed=settings.seed)
+                state.parameters[name] = value.to(place, dtype)
         state._register(ledger, routes)
         return state
 
@@ -142,7 +145,7 @@ class RankState:
     def hide(self) -> None:
         """Take the memory of all shown leaves away."""
         for index, flat in self.shown.items():
-            nothing = torch.empty(0, dtype=flat.dtype)
+            nothing = flat.new_empty(0)
             for name in self.buckets[index].places:
                 self.parameters[name].data = nothing
         self.shown.clear()
@@ -153,7 +156,7 @@ class RankState:
         for index in {self.home[name] for name in names if name in self.home}:
             if index in self.fetched:
                 bucket = self.buckets[index]
-                self.show(index, torch.zeros(bucket.numel, dtype=bucket.parameters.dtype))
+                self.show(index, bucket.parameters.new_zeros(bucket.numel))
         yield
         self.hide()
 
@@ -165,14 +168,16 @@ class RankState:
                 return partial(self.shown.__getitem__, index)
         return None
 
-    def _add_bucket(self, plan: Plan, rank: int, index: int, *, settings: RunSettings) -> None:
+    def _add_bucket(
+        self, plan: Plan, rank: int, index: int, *, settings: RunSettings, place: torch.device
+    ) -> None:
         pipeline_rank = plan.pipeline_rank_of(rank)
         facts = plan.device_plans[pipeline_rank].buckets[index]
         full = torch.zeros(facts.padded_numel)
         places = offsets(plan, pipeline_rank, index)
         for name, (start, end) in places.items():
             full[start:end] = initial_piece(plan, rank, name, seed=settings.seed).flatten()
-        dtype = DTYPES[plan.training.dtype]
+        full, dtype = full.to(place), DTYPES[plan.training.dtype]
         held, summed, shard = (found(plan, rank, index) for found in (held_range, summed_range, shard_range))
         parameters = full[slice(*held)].to(dtype, copy=held != (0, facts.padded_numel))
         master = full[slice(*shard)].clone()
@@ -181,7 +186,7 @@ class RankState:
             master = part_of(parameters, has=held, wanted=shard)
         self.buckets[index] = FlatBucket(
             parameters=parameters,
-            gradients=torch.zeros(summed[1] - summed[0], dtype=DTYPES[plan.training.states.gradient]),
+            gradients=full.new_zeros(summed[1] - summed[0], dtype=DTYPES[plan.training.states.gradient]),
             places=places,
             numel=facts.padded_numel,
             held=held,

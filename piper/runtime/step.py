@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.autograd.graph import GradientEdge
 from cost_models.errors import check_invariant
 from piper.errors import RunFailedError
 from piper.runtime.borders import Value
+from piper.runtime.devices.device import Device
 from piper.runtime.halves import LateWork
 from piper.runtime.here import CutRows
 from piper.runtime.init import counted_tokens
@@ -68,7 +70,7 @@ class Entry:
     @classmethod
     def of(cls, tensor: Tensor, *, light: bool) -> Entry:
         """Return the entry of a detached tensor."""
-        leaf = torch.zeros(()) if light else tensor
+        leaf = torch.zeros((), device=tensor.device) if light else tensor
         return cls(leaf=leaf.requires_grad_(), dtype=tensor.dtype, passed=[] if light else None)
 
     def enter(self, tensor: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class Entry:
 class _Passing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, tensor: Tensor, passed: list[Tensor]) -> Tensor:  # noqa: PLR0917
-        ctx.passed, ctx.nothing = passed, torch.zeros(())
+        ctx.passed, ctx.nothing = passed, torch.zeros((), device=leaf.device)
         return tensor.view_as(tensor)
 
     @staticmethod
@@ -144,6 +146,7 @@ class StepState:
         uses_left: (stage, microbatch, parameter) -> gradient parts still to come.
         late: (microbatch, first segment) -> what BI leaves to BW.
         losses: microbatch -> sum of token losses.
+        unread_losses: those that are on a device whose host must not wait for them before the step ends.
         squares: this rank's part of the squared gradient norm, then the whole of it.
         grad_norm, clip_factor: after the norm's all-reduce.
         evidence: bucket -> shard gradient before clipping, kept for verification.
@@ -154,6 +157,7 @@ class StepState:
             rank's experts took.
         gathered: (microbatch, name) -> what B reads of a tensor that F gave up ([Note: gathered again]).
         pool: memory for `brought`, of all steps.
+        device: where tensors are.
         brought: buffer of the plan -> gathered parameters, or sums of gradients until they are reduced.
         on_host: (microbatch, first segment) of a copy -> activations that the host keeps.
         stopped: a stream of this rank failed.
@@ -166,13 +170,15 @@ class StepState:
     routes: Routes
     ledger: Ledger
     pool: Pool
+    device: Device
+    squares: Tensor
     reads_left: Counter[Copy]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
     late: dict[tuple[int, int], LateWork] = field(default_factory=dict)
     partial: dict[tuple[int, int, str], tuple[Tensor, int]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
-    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    unread_losses: dict[int, Tensor] = field(default_factory=dict)
     grad_norm: float | None = None
     clip_factor: float = 1.0
     evidence: dict[int, Tensor] = field(default_factory=dict)
@@ -192,7 +198,9 @@ class StepState:
     _arrived: Condition = field(default_factory=Condition)
 
     @classmethod
-    def new(cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger, pool: Pool) -> StepState:
+    def new(
+        cls, routes: Routes, *, number: int, batch: Tensor, ledger: Ledger, pool: Pool, device: Device
+    ) -> StepState:
         """Return the state at the begin of a step."""
         return cls(
             number=number,
@@ -201,9 +209,27 @@ class StepState:
             routes=routes,
             ledger=ledger,
             pool=pool,
+            device=device,
+            squares=torch.zeros((), dtype=torch.float64, device=device.place),
             reads_left=Counter(routes.reads),
             uses_left=Counter(routes.uses),
         )
+
+    def keep_loss(self, microbatch: int, loss: Tensor) -> None:
+        """Keep the sum of the token losses of a microbatch; it is read at once, or at the end of the step.
+
+        Raises: RunFailedError unless it is finite.
+        """
+        if self.device.threads:
+            self._read_loss(microbatch, loss)
+        else:
+            self.unread_losses[microbatch] = loss
+
+    def _read_loss(self, microbatch: int, loss: Tensor) -> None:
+        value = float(loss)
+        if not math.isfinite(value):
+            raise RunFailedError(f"the loss of microbatch {microbatch} in step {self.number} is {value}")
+        self.losses[microbatch] = value
 
     def put(self, microbatch: int, value: Value, tensor: Tensor, *, stage: int = NONE) -> None:
         """Keep a boundary tensor for its readers (if any); `stage`: that received it [Note: copies]."""
@@ -249,6 +275,7 @@ class StepState:
                 del self._values[key]  # the last reader takes over what was held
             else:
                 self.ledger.hold(tensor, MemoryClass.ACTIVATIONS)
+        self.device.used_here(tensor)
         return tensor, held
 
     def add_gradient(self, microbatch: int, value: Value, gradient: tuple[Order, Tensor]) -> None:
@@ -271,6 +298,7 @@ class StepState:
                 self._gradients[key] = rest
         total = None
         for _, tensor, held in sorted(mine, key=lambda entry: entry[0], reverse=True):
+            self.device.used_here(tensor)
             total = tensor if total is None else total + tensor
             self.ledger.release(held)
         return total
@@ -293,7 +321,9 @@ class StepState:
                 pass
             if key not in self.gathered:
                 raise RunFailedError("another stream of this rank failed")
-            return self.gathered[key][0]
+            tensor = self.gathered[key][0]
+        self.device.used_here(tensor)
+        return tensor
 
     def ring(self, key: tuple[int, int, TaskKind], new: Callable[[], Ring]) -> Ring:
         """Return a ring by (microbatch, segment, pass); who asks first makes it."""
@@ -365,6 +395,9 @@ class StepState:
     def let_go(self) -> None:
         """End the step: of what is not a figure of it, keep nothing."""
         self.check_empty()
+        for microbatch, loss in self.unread_losses.items():
+            self._read_loss(microbatch, loss)
+        self.unread_losses.clear()
         self.batch = torch.empty(0)
         self.routed_rows = {key: sum(ways.received) for key, ways in self.routings.items()}
         for kept in (self.routings, self.rows, self.rings):

@@ -19,6 +19,7 @@ from cost_models.errors import check_invariant
 from piper.runtime.borders import is_exchange
 from piper.runtime.context import RankContext
 from piper.runtime.delays import Delays
+from piper.runtime.devices.device import Mark
 from piper.runtime.handlers import collectives, compute, exchanges, host, rehearsal, transfers, update
 from piper.runtime.handlers.buckets import buckets_of
 from piper.runtime.init import batch_of_step
@@ -58,13 +59,18 @@ class Flight:
 
     Args:
         state: its tensors.
-        done: one event per task.
+        done: one event per task: the host has issued it.
+        begins, ends: per task, its first and last moment on its stream [Note: issued and done].
+        dispatch_ns: per task, when the host came to it.
         before: the step before, while it is under way too.
         known_bytes: per task, what it changes of the bytes held, where that is known [Note: steps alike].
     """
 
     state: StepState
     done: list[threading.Event]
+    begins: list[Mark]
+    ends: list[Mark]
+    dispatch_ns: list[int]
     before: Flight | None
     known_bytes: list[list[int]] | None = None
 
@@ -87,14 +93,16 @@ class Worker:
     _flights: list[Flight] = field(default_factory=list)
     _failure: TaskFailedError | None = None
     _failed: threading.Event = field(default_factory=threading.Event)
-    _pool: Pool = field(default_factory=Pool)
+    _pool: Pool = field(init=False)
 
     def __post_init__(self) -> None:
+        self._pool = Pool(self.context.device)
         self._tasks = self.context.routes.tasks
         self.context.halves.update(rehearsal.rehearse(self.context))
         names = self.context.routes.device.streams
         first = 1 if self.context.settings.delays is None else 0  # [Note: a thread for each stream]
-        self._streams = {i: StreamThread(name) for i, name in enumerate(names) if i >= first}
+        threads = enumerate(names) if self.context.device.threads else ()
+        self._streams = {i: StreamThread(name) for i, name in threads if i >= first}
         for stream in self._streams.values():
             stream.start()
 
@@ -106,13 +114,19 @@ class Worker:
         settings = self.context.settings
         batch = batch_of_step(self.context.plan, seed=settings.seed, step=number, padding=settings.padding)
         routes, ledger = self.context.routes, self.context.ledger
-        state = StepState.new(routes, number=number, batch=batch, ledger=ledger, pool=self._pool)
+        device, count = self.context.device, len(self._tasks)
+        state = StepState.new(
+            routes, number=number, batch=batch, ledger=ledger, pool=self._pool, device=device
+        )
         if len(self._flights) == _STEPS_UNDER_WAY:
             self._finish(self._flights.pop(0))
         before = self._flights[-1] if self._flights else None
         flight = Flight(
             state=state,
             done=[threading.Event() for _ in self._tasks],
+            begins=[None] * count,
+            ends=[None] * count,
+            dispatch_ns=[0] * count,
             before=before,
             known_bytes=self._known_bytes(number),
         )
@@ -146,8 +160,13 @@ class Worker:
             stream.join()
 
     def _finish(self, flight: Flight) -> None:
+        device, limit_s = self.context.device, self.context.settings.timeout_s
         for position in range(len(self._tasks)):
             self._wait(flight, position, for_position=position)
+            device.reach(flight.ends[position], limit_s=limit_s)
+            begin_ns, end_ns = device.ns(flight.begins[position]), device.ns(flight.ends[position])
+            times = (flight.dispatch_ns[position], begin_ns, begin_ns, end_ns)
+            self.recorder.record(flight.state.number, position, times)
         flight.before = None
         flight.state.let_go()
 
@@ -162,16 +181,23 @@ class Worker:
             return
 
     def _perform(self, flight: Flight, position: int, dispatch_ns: int) -> None:
-        task, step = self._tasks[position], flight.state.number
+        with self.context.device.on_stream(self.context.routes.device.streams[self._tasks[position].stream]):
+            self._perform_here(flight, position, dispatch_ns)
+        flight.done[position].set()
+
+    def _perform_here(self, flight: Flight, position: int, dispatch_ns: int) -> None:
+        task, step, device = self._tasks[position], flight.state.number, self.context.device
         for waited in task.waits:
             self._wait(flight, waited, for_position=position)
+            device.wait(flight.ends[waited])
         if flight.before is not None:
             for waited in task.previous_step_waits:
                 self._wait(flight.before, waited, for_position=position)
+                device.wait(flight.before.ends[waited])
         if self.context.settings.delays is not None:
             self._delay(flight, position, self.context.settings.delays)
         known = None if flight.known_bytes is None else flight.known_bytes[position]
-        start_ns = perf_counter_ns()
+        flight.dispatch_ns[position], flight.begins[position] = dispatch_ns, device.mark()
         if task.stream == 0:
             self.report(Phase.RUNNING, step=step, position=position)
         try:
@@ -184,9 +210,8 @@ class Worker:
         except Exception as error:
             raise TaskFailedError(step=step, position=position) from error
         self.context.ledger.mark()
-        self.recorder.record(step, position, (dispatch_ns, start_ns, start_ns, perf_counter_ns()))
+        flight.ends[position] = device.mark()
         self.recorder.record_bytes(step, position, change)
-        flight.done[position].set()
 
     def _delay(self, flight: Flight, position: int, delays: Delays) -> None:
         rank, step = self.context.rank, flight.state.number

@@ -11,7 +11,6 @@ in that graph: while F needs it, or as long as autograd has saved it. Its leaf k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from piper.errors import RunFailedError
 from piper.runtime.borders import Value, made_again
 from piper.runtime.code import SegmentCode
 from piper.runtime.context import RankContext
@@ -50,7 +48,7 @@ def forward(context: RankContext, step: StepState, task: Task) -> None:
         for value, tensor in outputs.items():
             step.put(task.microbatch, value, tensor.detach())
             if value == context.routes.loss and context.places.counts_loss:
-                step.losses[task.microbatch] = finite(tensor.detach(), step, task.microbatch)
+                step.keep_loss(task.microbatch, tensor.detach())
 
 
 def recompute(context: RankContext, step: StepState, task: Task) -> None:
@@ -143,7 +141,8 @@ def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[
     for (value, entry), gradient in zip(graph.inputs.items(), gradients, strict=True):
         known = entry.gradient(gradient)
         if known is None:
-            known = torch.zeros(place.context.shape(value, place.microbatch), dtype=entry.dtype)
+            shape, here = place.context.shape(value, place.microbatch), place.context.device.place
+            known = torch.zeros(shape, dtype=entry.dtype, device=here)
         place.step.add_gradient(place.microbatch, value, ((island.stage, island.first), known))
     _close_rings(place, range(island.first, island.last + 1), TaskKind.B)
     last_reads = place.context.routes.last_reads_again.get((island.stage, island.first), ())
@@ -152,7 +151,7 @@ def _hand_on(place: Place, island: Island, graph: OpenGraph, *, gradients: list[
 
 def loss_gradient(place: Place) -> Tensor:
     """Return d(step loss) / d(sum of token losses of a microbatch): 1 / counted tokens of the batch."""
-    return torch.ones(()) / place.step.tokens
+    return torch.ones((), device=place.context.device.place) / place.step.tokens
 
 
 def _run(place: Place, island: Island, *, names: tuple[Value, ...], keep: bool) -> dict[Value, Tensor]:
@@ -283,7 +282,9 @@ def _seed(place: Place, value: Value, end: OpenEnd) -> Tensor:
     if place.context.routes.borders.leaves_beside(value):
         place.step.await_gradients(place.microbatch, value)
     total = place.step.take_gradient(place.microbatch, value)
-    return torch.zeros(end.shape, dtype=end.dtype) if total is None else total
+    if total is None:
+        total = torch.zeros(end.shape, dtype=end.dtype, device=place.context.device.place)
+    return total
 
 
 @contextmanager
@@ -328,11 +329,3 @@ def _accumulate(place: Place, use: tuple[int, str], gradient: Tensor | None) -> 
         step.keep_part(key, total)
     else:
         place.context.state.gradient_of(name).add_(total.reshape(-1))
-
-
-def finite(loss: Tensor, step: StepState, microbatch: int) -> float:
-    """Return a loss as a number; raises RunFailedError unless it is finite."""
-    value = float(loss)
-    if not math.isfinite(value):
-        raise RunFailedError(f"the loss of microbatch {microbatch} in step {step.number} is {value}")
-    return value

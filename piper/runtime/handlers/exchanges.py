@@ -16,7 +16,6 @@ from piper.runtime.borders import Role, Value, pass_of
 from piper.runtime.context import RankContext
 from piper.runtime.dtypes import DTYPES
 from piper.runtime.handlers import rings, routing
-from piper.runtime.handlers.compute import finite
 from piper.runtime.local_shapes import token_dim
 from piper.runtime.step import StepState
 from simulator.plan import Task, TaskKind
@@ -94,7 +93,8 @@ def _no_gradient(context: RankContext, step: StepState, task: Task, *, name: Val
     if border.region.axis == "ep":
         ways = routing.known_routing(step, task, border.region)
         shape = (sum(ways.received if border.enters else ways.sent), *shape[1:])
-    return torch.zeros(shape, dtype=DTYPES[context.plan.segments[name[0]].outputs[name[1]].dtype])
+    dtype = DTYPES[context.plan.segments[name[0]].outputs[name[1]].dtype]
+    return torch.zeros(shape, dtype=dtype, device=context.device.place)
 
 
 def _crossed(context: RankContext, step: StepState, task: Task, *, value: Value, tensor: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _heads_for_tokens(context: RankContext, task: Task, tensor: Tensor, *, value
     border = context.routes.borders.all[context.routes.exchange(task).border]
     inwards = border.enters is (pass_of(task) is not TaskKind.B)
     tokens, heads = context.turning_dims(value, task.microbatch, border)
-    order = torch.tensor([token for piece in context.places.ring[1] for token in piece])
+    order = torch.tensor([t for piece in context.places.ring[1] for t in piece], device=tensor.device)
     leaving = tensor if inwards else tensor.index_select(tokens, order)
     parts = torch.stack(leaving.chunk(size, dim=heads if inwards else tokens))
     arrived = torch.empty_like(parts)
@@ -165,4 +165,4 @@ def _agree_on_rows(context: RankContext, step: StepState, task: Task) -> None:
             dist.all_gather(every, rows.local, group=group)
         rows.agree(torch.stack(every))
         if segment == context.routes.loss[0] and context.places.counts_loss:
-            step.losses[task.microbatch] = finite(rows.loss, step, task.microbatch)
+            step.keep_loss(task.microbatch, rows.loss)

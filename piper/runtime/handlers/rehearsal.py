@@ -23,14 +23,16 @@ from simulator.plan import TaskKind
 def rehearse(context: RankContext) -> dict[tuple[int, int, bool], Halves]:
     """Return the halves of every backward that the plan splits; keys as in `RankContext`."""
     found: dict[tuple[int, int, bool], Halves] = {}
-    batch = batch_of_step(context.plan, seed=context.settings.seed, step=0)
+    batch, device = batch_of_step(context.plan, seed=context.settings.seed, step=0), context.device
     for task in context.routes.tasks:
         for island in context.routes.islands_back(task) if task.kind is TaskKind.BI else ():
             key = (island.first, context.micro_batch(task.microbatch))
             if (*key, True) in found:
                 continue
             for watched in (True, False):
-                step = StepState.new(context.routes, number=0, batch=batch, ledger=Ledger(), pool=Pool())
+                step = StepState.new(
+                    context.routes, number=0, batch=batch, ledger=Ledger(), pool=Pool(device), device=device
+                )
                 step.alone = True
                 with context.state.imagined(island.parameters):
                     place = Place(context, step, task.microbatch)
@@ -83,5 +85,6 @@ def _leaf(place: Place, island: Island, value: Value) -> Tensor:
     if value[0] < 0:
         return place.context.model_input(place.step, (place.microbatch, island.first), value[1])
     dtype = DTYPES[place.context.plan.segments[value[0]].outputs[value[1]].dtype]
-    tensor = torch.zeros(place.context.shape(value, place.microbatch), dtype=dtype)
+    shape, here = place.context.shape(value, place.microbatch), place.context.device.place
+    tensor = torch.zeros(shape, dtype=dtype, device=here)
     return tensor.requires_grad_(place.context.routes.requires_grad(value))

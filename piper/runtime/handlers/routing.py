@@ -30,16 +30,19 @@ def routing(context: RankContext, task: Task, ends: Tensor) -> tuple[Routing, Te
         arriving.copy_(counts)
     else:
         dist.all_to_all_single(arriving, counts, group=group)
-    starts = (arriving.flatten().cumsum(0) - arriving.flatten()).view_as(arriving)
+    known = arriving.cpu()  # the host must know how many rows to ask for
+    ends_of_parts = known.flatten().cumsum(0).view_as(known)
     order = [
-        torch.arange(int(starts[sender, expert]), int(starts[sender, expert] + arriving[sender, expert]))
-        for expert in range(arriving.shape[1])
+        torch.arange(
+            int(ends_of_parts[sender, expert] - known[sender, expert]), int(ends_of_parts[sender, expert])
+        )
+        for expert in range(known.shape[1])
         for sender in range(size)
     ]
     found = Routing(
         sent=tuple(counts.sum(1).tolist()),
-        received=tuple(arriving.sum(1).tolist()),
-        by_expert=torch.cat(order),
+        received=tuple(known.sum(1).tolist()),
+        by_expert=torch.cat(order).to(ends.device),
     )
     return found, arriving.sum(0).cumsum(0).to(ends.dtype)
 

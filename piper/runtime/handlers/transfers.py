@@ -42,7 +42,7 @@ def send_gradients(context: RankContext, step: StepState, task: Task) -> None:
         name = context.routes.borders.outside(value, phase=TaskKind.B)
         total = step.take_gradient(task.microbatch, name, stage=edge.target_stage)
         if total is None:
-            total = torch.zeros(_shape(context, value, task.microbatch), dtype=_dtype(context, value))
+            total = _empty(context, value, task.microbatch).zero_()
         _send(context, task, total, message=(step.number, number))
 
 
@@ -58,25 +58,25 @@ def receive_gradients(context: RankContext, step: StepState, task: Task) -> None
 def _send(context: RankContext, task: Task, tensor: Tensor, *, message: tuple[int, int]) -> None:
     peer = context.plan.peer_rank(context.rank, task.peer)
     tag = _tag(context, task, message)
-    dist.send(tensor.contiguous(), dst=peer, group=context.groups.transfers, tag=tag)
+    dist.send(tensor.contiguous(), dst=peer, group=context.groups.of_transfer(task.kind, peer), tag=tag)
 
 
 def _receive(context: RankContext, task: Task, value: Value, *, message: tuple[int, int]) -> Tensor:
-    tensor = torch.empty(_shape(context, value, task.microbatch), dtype=_dtype(context, value))
+    tensor = _empty(context, value, task.microbatch)
     peer = context.plan.peer_rank(context.rank, task.peer)
     tag = _tag(context, task, message)
-    dist.recv(tensor, src=peer, group=context.groups.transfers, tag=tag)
+    dist.recv(tensor, src=peer, group=context.groups.of_transfer(task.kind, peer), tag=tag)
     return tensor
 
 
-def _shape(context: RankContext, value: Value, microbatch: int) -> tuple[int, ...]:
-    """Return the shape of a tensor between stages."""
-    return context.shape(context.routes.borders.outside(value, phase=TaskKind.F), microbatch)
-
-
-def _dtype(context: RankContext, value: Value) -> torch.dtype:
+def _empty(context: RankContext, value: Value, microbatch: int) -> Tensor:
+    """Return memory for a tensor between stages."""
     segment, output = value[:2]
-    return DTYPES[context.plan.segments[segment].outputs[output].dtype]
+    return torch.empty(
+        context.shape(context.routes.borders.outside(value, phase=TaskKind.F), microbatch),
+        dtype=DTYPES[context.plan.segments[segment].outputs[output].dtype],
+        device=context.device.place,
+    )
 
 
 def _tag(context: RankContext, task: Task, message: tuple[int, int]) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cost_models.errors import InternalError
 from piper.errors import ModelError, RunFailedError
+from piper.runtime.devices.cpu import CpuDevice
 from piper.runtime.dropout import DropoutKeys, KeyedDropout, keyed_dropout
 from piper.runtime.init import batch_of_step, initial_value, samples_of
 from piper.runtime.ledger import Ledger
@@ -159,7 +160,14 @@ def test_a_saved_tensor_that_is_overwritten_is_noticed() -> None:
 
 def _step_state() -> StepState:
     routes = Routes(plan=plan_of("pp=2"), pipeline_rank=1)
-    return StepState.new(routes, number=0, batch=torch.zeros(8, 13), ledger=Ledger(), pool=Pool())
+    return StepState.new(
+        routes,
+        number=0,
+        batch=torch.zeros(8, 13),
+        ledger=Ledger(),
+        pool=Pool(CpuDevice()),
+        device=CpuDevice(),
+    )
 
 
 def test_reading_a_tensor_that_is_not_there_blames_the_plan() -> None:
