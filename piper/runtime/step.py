@@ -147,7 +147,7 @@ class StepState:
         late: (microbatch, first segment) -> what BI leaves to BW.
         losses: microbatch -> sum of token losses.
         unread_losses: those that are on a device whose host must not wait for them before the step ends.
-        squares: this rank's part of the squared gradient norm, then the whole of it.
+        squares: this rank's part of the squared gradient norm, then the whole of it; None before any part.
         grad_norm, clip_factor: after the norm's all-reduce.
         evidence: bucket -> shard gradient before clipping, kept for verification.
         rows: microbatch -> segment -> its softmax over cut features.
@@ -171,7 +171,6 @@ class StepState:
     ledger: Ledger
     pool: Pool
     device: Device
-    squares: Tensor
     reads_left: Counter[Copy]
     uses_left: Counter[tuple[int, int, str]]
     graphs: dict[tuple[int, int], OpenGraph] = field(default_factory=dict)
@@ -179,6 +178,7 @@ class StepState:
     partial: dict[tuple[int, int, str], tuple[Tensor, int]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     unread_losses: dict[int, Tensor] = field(default_factory=dict)
+    squares: Tensor | None = None
     grad_norm: float | None = None
     clip_factor: float = 1.0
     evidence: dict[int, Tensor] = field(default_factory=dict)
@@ -210,10 +210,14 @@ class StepState:
             ledger=ledger,
             pool=pool,
             device=device,
-            squares=torch.zeros((), dtype=torch.float64, device=device.place),
             reads_left=Counter(routes.reads),
             uses_left=Counter(routes.uses),
         )
+
+    def add_squares(self, part: Tensor) -> Tensor:
+        """Add to the squared gradient norm, [], and return the sum so far."""
+        self.squares = part if self.squares is None else self.squares + part
+        return self.squares
 
     def keep_loss(self, microbatch: int, loss: Tensor) -> None:
         """Keep the sum of the token losses of a microbatch; it is read at once, or at the end of the step.
@@ -251,6 +255,7 @@ class StepState:
         self._await(lambda: len(self._gradients.get((microbatch, value), ())) >= parts)
 
     def _await(self, ready: Callable[[], bool]) -> None:
+        self._require_issued(ready())
         with self._arrived:
             while not self._arrived.wait_for(lambda: ready() or self.stopped, _LOOK_S):
                 pass
@@ -303,6 +308,11 @@ class StepState:
             self.ledger.release(held)
         return total
 
+    def _require_issued(self, ready: bool) -> None:
+        """Raise RunFailedError for what the only thread would wait for, in its own future."""
+        if not (ready or self.device.threads):
+            raise RunFailedError("a task needs what another makes that the plan dispatches later")
+
     def keep_gathered(self, microbatch: int, value: Value, tensor: Tensor) -> None:
         """Keep what was gathered again until the last B that reads it."""
         with self._arrived:
@@ -316,6 +326,7 @@ class StepState:
     def fetch_gathered(self, microbatch: int, value: Value) -> Tensor:
         """Return what is gathered again while B computes; waits for it."""
         key = (microbatch, value)
+        self._require_issued(key in self.gathered)
         with self._arrived:
             while not self._arrived.wait_for(lambda: key in self.gathered or self.stopped, _LOOK_S):
                 pass

@@ -13,6 +13,7 @@ one sum, in the same order on all ranks.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -26,6 +27,9 @@ from piper.errors import RunFailedError
 from piper.runtime.devices.device import Mark
 
 _LOOK_S = 5e-5
+
+_MOST_CONNECTIONS = "32"
+"""Hardware queues, 1 to 32 (CUDA C++ Programming Guide): streams that share one wait for each other."""
 
 
 class CudaDevice:
@@ -41,6 +45,7 @@ class CudaDevice:
     counts_bytes = False
 
     def __init__(self, index: int, priorities: dict[str, int]) -> None:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _MOST_CONNECTIONS)
         torch.cuda.set_device(index)
         self.place = torch.device("cuda", index)
         self._priorities = priorities

@@ -77,8 +77,9 @@ def _tied(context: RankContext, task: Task) -> None:
 
 def _norm(context: RankContext, step: StepState, task: Task) -> None:
     group, size = context.group(task)
+    squares = step.add_squares(torch.zeros((), dtype=torch.float64, device=context.device.place))
     if group is not None:
-        context.reducer.all_reduce(step.squares, group=group, size=size)
+        context.reducer.all_reduce(squares, group=group, size=size)
     limit = context.plan.training.clip_grad_norm
     check_invariant(limit is not None, "a norm without a clipping limit")
-    step.grad_norm, step.clip_factor = clip_scale(float(step.squares), limit or 0.0)
+    step.grad_norm, step.clip_factor = clip_scale(float(squares), limit or 0.0)

@@ -17,7 +17,7 @@ def norm(context: RankContext, step: StepState, task: Task) -> None:
         begin, _ = bucket.summed
         counted = counted_ranges(context.plan, context.rank, index)
         ranges = tuple((start - begin, end - begin) for start, end in counted)
-        step.squares += sum_of_squares(bucket.gradients, ranges)
+        step.add_squares(sum_of_squares(bucket.gradients, ranges))
 
 
 def update(context: RankContext, step: StepState, task: Task) -> None:
