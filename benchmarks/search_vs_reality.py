@@ -36,7 +36,7 @@ from piper.strategy import Strategy
 MODEL, GLOBAL_BATCH, SEQ_LEN, PROCESSES = "tiny-llama", 8, 64, 4
 NEAR = 1.3
 """Strategies up to so many times the fastest in the first round run in the following ones."""
-FINALISTS = 12
+FINALISTS = 8
 """At most so many of them."""
 STEPS, TIMEOUT_S = 9, 60.0
 PLAIN = {"recompute": "none", "offload": "none", "async_tp": "off", "bucket_mb": 0, "prefetch": 0, "hsdp": 0}
@@ -48,13 +48,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="8 strategies, a quick profile")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--table", metavar="F.csv", help="do not measure: take this table of piper profile")
-    parser.add_argument("--strategies", type=int, default=0, metavar="N", help="to run (48; quick: 8)")
+    parser.add_argument("--strategies", type=int, default=0, metavar="N", help="to run (32; quick: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the random strategies and of the order")
     options = parser.parse_args()
-    number = options.strategies or (8 if options.quick else 48)
+    number = options.strategies or (8 if options.quick else 32)
     with tempfile.TemporaryDirectory() as folder:
         cluster = profiled(Path(folder), table=options.table, quick=options.quick)
-        found = compared(cluster, number, rounds=2 if options.quick else 5, random=Random(options.seed))
+        found = compared(cluster, number, rounds=2 if options.quick else 4, random=Random(options.seed))
     if not options.json:
         show(found)
     print(json.dumps({"benchmark": "search_vs_reality"} | found))
@@ -177,6 +177,7 @@ def measure(
             continue
         steps = [step["step_time_s"] for step in outcome.result["steps"][1:]]
         times[text].append(statistics.quantiles(steps, n=4)[0])
+        say(f"  {times[text][-1] * 1e3:.1f} ms")
 
 
 def row(text: str, compiled: CompiledJob, times: list[float], *, cluster: str) -> dict[str, Any]:
