@@ -18,7 +18,7 @@ from piper.cli.options import (
     search_job_options,
     whole_run_options,
 )
-from piper.cli.output import emit, prepared_folder, prepared_picture, progress
+from piper.cli.output import emit, prepared, prepared_folder, prepared_picture, progress, write_text
 from piper.errors import JobError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 @whole_run_options
 @click.option("--plot", metavar="F.png|svg", help="Draw the Pareto front of step time and memory.")
 @click.option("--heatmap", metavar="F.png|svg", help="Draw the best step time of every tp and pp.")
+@click.option("--report", metavar="F.html", help="Write all of it as one page that opens from disk.")
 @click.option("--out", metavar="DIR", help="Write ranking.json, and a strategy file for each entry.")
 @json_option
 def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
@@ -88,6 +89,9 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
 
     pictures = {name: given.pop(name) for name in ("plot", "heatmap")}
     targets = {n: prepared_picture(p, option=f"--{n}") for n, p in pictures.items() if p is not None}
+    page = given.pop("report")
+    if page is not None:
+        targets["report"] = prepared(page, option="--report")
     tokens, price = given.pop("tokens"), given.pop("price")
     require_tokens(tokens, price)
     if out is not None:
@@ -98,7 +102,7 @@ def search(*, model: str, out: str | None, as_json: bool, **given: Any) -> None:
             found = replace(found, summary=_with_runs(found.summary, tokens, price=price, given=given))
         if out is not None:
             found = _saved(found, out)
-        _draw(found.summary, targets)
+        _draw(found.summary, targets, model=model)
     written = [*([Path(out)] if out else []), *targets.values()]
     note = "\n\n" + "\n".join(f"wrote {path}" for path in written) if written else ""
     emit(found.to_json(), as_json=as_json, text=lambda: describe_search(found.to_json()) + note)
@@ -170,12 +174,17 @@ def _with_runs(
     return summary | lists | {"best": summary["best"] and with_run(summary["best"])}
 
 
-def _draw(summary: dict[str, Any], targets: dict[str, Path]) -> None:
+def _draw(summary: dict[str, Any], targets: dict[str, Path], *, model: str) -> None:
     from piper.report.search_pictures import plot_front, plot_heat_map
 
     for name, draw in (("plot", plot_front), ("heatmap", plot_heat_map)):
         if name in targets:
             draw(summary, targets[name])
+    if "report" in targets:
+        from piper.report.search_page import render_search_page
+
+        page = render_search_page(summary, title=model)
+        write_text(str(targets["report"]), page, option="--report")
 
 
 def _pinned(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:

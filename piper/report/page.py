@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cost_models import units
 from piper.report import quantities, summary
@@ -16,7 +16,10 @@ from piper.report.page_data import timeline_data
 from piper.report.result import Result, left_for_tensors_bytes
 from piper.report.training import difference_lines
 
-_PART_NAMES = {
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+PART_NAMES = {
     "compute": "compute",
     "recompute": "recompute",
     "optimizer": "optimizer",
@@ -40,6 +43,18 @@ def render_page(results: Sequence[Result], *, title: str) -> str:
         results: shown side by side, in this order; the first that fits and is fastest is the reference.
         title: of the page.
     """
+    cards = [_card(result) for result in results]
+    return template_of("page.html.j2").render(
+        title=title,
+        cards=cards,
+        comparison=_comparison(cards),
+        part_names=PART_NAMES,
+        data=_script_safe([card["data"] for card in cards]),
+    )
+
+
+def template_of(name: str) -> Template:
+    """Return a template of the pages, with what writes quantities."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -56,14 +71,7 @@ def render_page(results: Sequence[Result], *, title: str) -> str:
         "share": quantities.format_share,
         "ranges": lambda numbers: quantities.format_ranges(list(numbers)),
     }
-    cards = [_card(result) for result in results]
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        cards=cards,
-        comparison=_comparison(cards),
-        part_names=_PART_NAMES,
-        data=_script_safe([card["data"] for card in cards]),
-    )
+    return environment.get_template(name)
 
 
 def _card(result: Result) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _parts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     step = figures["step_time_s"]
     return [
         {"key": key, "name": name, "seconds": breakdown[key], "share": breakdown[key] / step}
-        for key, name in _PART_NAMES.items()
+        for key, name in PART_NAMES.items()
         if breakdown.get(key, 0) > 0
     ]
 

@@ -173,12 +173,15 @@ def test_search_draws_prices_and_takes_a_space_file(
     options = [word for name, path in files.items() for word in (f"--{name}", path)]
     words = ["search", "tiny-llama", "--global-batch", "8", "--space", str(space), "--top", "1"]
     words += [*options, "--tokens", "1000000", "--price", "2.5", "--objective", "cost"]
+    words += ["--report", str(tmp_path / "page.html")]
     found = object_of(words, capsys)
     assert {row["gpus"] for row in found["gpus"]} == {2, 4}
     assert {entry["schedule"] for entry in found["ranking"]} == {"1f1b"}
     run = found["best"]["run"]
     assert run["cost"] == pytest.approx(run["gpu_hours"] * 2.5)
     assert all(Path(path).read_text().startswith("<?xml") for path in files.values())
+    page = (tmp_path / "page.html").read_text()
+    assert found["best"]["strategy"]["shorthand"] in page
     for wrong, field in (("--pin", "pin.micro_batch"), ("--gpus", "values.gpus")):
         value = "micro_batch=2" if wrong == "--pin" else "4"
         assert object_of([*words, wrong, value], capsys, code=2)["error"]["field"] == field

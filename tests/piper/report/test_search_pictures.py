@@ -1,4 +1,4 @@
-"""Pictures of a search: the front, and the best of every tp and pp."""
+"""Pictures and the page of a search: the front, the best of every tp and pp, and all of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from piper.report.search_page import render_search_page
 from piper.report.search_pictures import plot_front, plot_heat_map
 from simulator.errors import PlanError
+from tests.piper.report.test_page import Page
+from tests.piper.report.test_ranking import found as ranked
 
 
 def entry(gpus: int, step_time_s: float, gib: float, shorthand: str) -> dict[str, Any]:
@@ -66,3 +69,23 @@ def test_a_search_without_an_answer_is_drawn_too(tmp_path: Path) -> None:
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError):
         plot_front(FOUND, tmp_path / "front.pdf")
+
+
+def test_the_page_shows_ranking_front_map_and_reasons_and_fetches_nothing() -> None:
+    gpus = ranked()["best"]["n_gpus"]
+    named = {"heatmap": [t | {"gpus": gpus} for t in FOUND["heatmap"]], "gap_basis": "over this <space>"}
+    run = {"tokens": 1000, "steps": 10, "days": 2.5, "gpu_hours": 96.0, "cost": 1234.0, "currency": "EUR"}
+    entries = [entry | {"run": run} for entry in ranked()["ranking"]]
+    page = render_search_page(ranked(best=entries[0], ranking=entries, **named), title="A <model>")
+    parsed = Page(page)
+    assert parsed.open == []
+    assert [link for link in parsed.links if not link.startswith("#")] == []
+    for words in ("A <model>", "over this <space>", "pp=4", "dp=4", "1,234", "cost EUR", "2.5"):
+        assert words in parsed.text
+    for words in ("Pareto front", "Every tp and pp", "pp=2,recompute=full", "~4 s"):
+        assert words in parsed.text
+
+
+def test_the_page_of_a_search_without_an_answer_says_so() -> None:
+    nothing = {"ranking": [], "best": None, "pareto": [], "lower_bound_s": None, "gap": None, "heatmap": []}
+    assert "no strategy fits" in Page(render_search_page(ranked(**nothing), title="none")).text
