@@ -6,6 +6,7 @@ Each strategy runs as the command would run it; references are shared ([Note: kn
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from piper.runtime.handlers import host
 from tests.piper.runtime.ledgers import differences
 from tests.piper.runtime.named_runs import BITWISE, compiled_job, require_equal, run_job, run_named
+from tests.piper.runtime.small_models import small_model
 from tests.piper.runtime.toy import SEQ
 
 STATE = [
@@ -67,6 +69,15 @@ def test_recomputation_changes_no_loss_of_a_model_with_dropout() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_large_batch_of_a_model_with_layer_norms_is_compared_in_bf16(tmp_path: Path) -> None:
+    """torch sums the gradients of these norms in bf16, so that the whole batch was wrong, not the run."""
+    job = compiled_job(small_model("gpt2", tmp_path), "dp=2,micro_batch=2", global_batch=64, dtype="bf16")
+    outcome = run_job(job, steps=1)
+    assert outcome.result["max_relative_error"] == BITWISE
+    assert outcome.result["whole_batch_error"]["gradients"] < 0.03
+    assert outcome.result["verified"] is True
 
 
 NUMBERS = {
