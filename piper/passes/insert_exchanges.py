@@ -102,9 +102,7 @@ class _Rewiring:
         kept = [edge for edge in self.graph.edges if self._turns_round(edge)]
         graph = replace(self.graph, edges=(*kept, *self._in_pieces(edges)))
         graph = graph.rewrite(add=self.exchanges.values())
-        for region in self._rings:
-            graph = self._beside(graph, region)
-        graph = self._normalised(self._gathered_again(graph))
+        graph = self._normalised(self._gathered_again(self._rung(graph)))
         return replace(graph, groups=(*graph.groups, *self.groups.values()))
 
     @cached_property
@@ -341,23 +339,33 @@ class _Rewiring:
             if taken == value
         )
 
-    def _beside(self, graph: Graph, region: tuple[int, int]) -> Graph:
-        """Return the graph with ring shifts that run while a segment computes."""
-        for phase in (F, B):
+    def _rung(self, graph: Graph) -> Graph:
+        """Return the graph with ring shifts that run while segments compute.
+
+        A shift takes what its segment takes, shifts before it included: so edges are followed as they grow.
+        """
+        nodes: list[Node] = []
+        edges: list[GraphEdge] = []
+        incoming = {uid: list(listed) for uid, listed in graph.incoming.items()}
+        outgoing = {uid: list(listed) for uid, listed in graph.outgoing.items()}
+        pass_of = {node.uid: node.pass_kind for node in graph.nodes}
+        for region, phase in ((region, phase) for region in self._rings for phase in (F, B)):
             uid = f"{phase.name}.{region[0]}"
-            if uid not in graph.node:
+            if uid not in pass_of:
                 continue
-            border = _Border("cp", region, True)
-            shift = self._node(border, "ring", phase=phase, kind=TaskKind.RING_SHIFT)
-            same = [
-                e
-                for e in (*graph.incoming.get(uid, ()), *graph.outgoing.get(uid, ()))
-                if graph.node[e.source].pass_kind is graph.node[e.target].pass_kind
+            shift = self._node(_Border("cp", region, True), "ring", phase=phase, kind=TaskKind.RING_SHIFT)
+            pass_of[shift.uid] = shift.pass_kind
+            beside = [
+                *(GraphEdge(e.source, shift.uid) for e in incoming.get(uid, ())),
+                *(GraphEdge(shift.uid, e.target) for e in outgoing.get(uid, ())),
             ]
-            into = [GraphEdge(e.source, shift.uid) for e in same if e.target == uid]
-            out = [GraphEdge(shift.uid, e.target) for e in same if e.source == uid]
-            graph = graph.rewrite(add=[shift], connect=[*into, *out])
-        return graph
+            for edge in beside:
+                if pass_of[edge.source] is pass_of[edge.target]:
+                    incoming.setdefault(edge.target, []).append(edge)
+                    outgoing.setdefault(edge.source, []).append(edge)
+                    edges.append(edge)
+            nodes.append(shift)
+        return graph.rewrite(add=nodes, connect=edges)
 
 
 def _inwards(border: _Border, phase: TaskKind) -> bool:
