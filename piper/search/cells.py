@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.ops import DTYPE_BYTES
+from cost_models.price import CollectiveKind
 from piper.graph import Units, default_cut
 from piper.search.chain_bounds import chains
 from piper.search.choices import FRACTION
@@ -22,12 +24,27 @@ from piper.search.held import held_at_least, held_microbatches, held_usually
 from piper.search.keeping import Replicas, StateRules
 from piper.search.network import Network
 from piper.search.schedule_rules import RULES, ScheduleRule
-from piper.search.space import CUT_PARAMETERS, NODE, WORKINGS, Space, layers_of_share, recompute_text
+from piper.search.space import (
+    CUT_GRADIENTS,
+    CUT_PARAMETERS,
+    NODE,
+    WORKINGS,
+    Space,
+    layers_of_share,
+    recompute_text,
+)
 from piper.search.stage_costs import Cut, StageCosts, cut_of, stage_costs
 from piper.search.unit_costs import UnitCosts, UnitCostTable, Working, is_aligned
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+RECEIVES = 2
+"""That wait at a time beside a pass: for the next input and the next gradient."""
+BY_PROCESSORS = 0.85
+"""Of a pass, bound by processors: what large kernels of transformers come to, for estimates."""
+_LARGE_BYTES = 2.0**24
+"""Of a message between stages, for the processors that it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +150,7 @@ class CellTable:
     _cuts: dict[tuple[int, str], Cut] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     _known: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+    _factors: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.frames = tuple(self._frames())
@@ -351,8 +369,8 @@ class CellTable:
         number = self.microbatches(layouts).astype(np.float64)
         links = chains(
             span=costs.span_ns, lead=costs.lead_ns, trail=costs.trail_ns, busy=costs.busy_ns,
-            drain=costs.drain_ns, host=costs.host_ns, pp=frame.pp, layout=frame.rule.layout,
-            overlaps=frame.rule.overlaps,
+            slowed=costs.slowed_ns, drain=costs.drain_ns, host=costs.host_ns, pp=frame.pp,
+            layout=frame.rule.layout, overlaps=frame.rule.overlaps,
         ).take(way)  # fmt: skip
         if self.has_barrier:
             hop = self._hop_ns(frame, layouts, costs.sent_bytes[way] * scale)
@@ -360,7 +378,8 @@ class CellTable:
         else:
             passes = links.busiest_ns(number, scale=scale)
         self.passes_ns[cells], self.launches_ns[cells] = passes, links.launches_ns(number)
-        self._keep(frame, cells, self._loads(frame, cells, costs, way=way, scale=scale, exact=exact))
+        loads = self._loads(frame, cells, costs, way=way, scale=scale, exact=exact)
+        self._keep(frame, cells, loads, exact=exact)
 
     def _loads(
         self, frame: Frame, cells: Ints, costs: StageCosts, *, way: Ints, scale: Floats, exact: bool
@@ -381,17 +400,18 @@ class CellTable:
         )
         return _Loads(
             held=held,
-            late_ns=late * number * (0.0 if frame.rule.layout == "bidirectional" else 1.0),
+            late_ns=late * (1.0 if frame.rule.overlaps else number),
             usual=usual + passing,
             usual_moved=whole + passing,
             copied_ns=number * scale * self._moved_bytes(frame, costs)[way] * copy,
         )
 
-    def _keep(self, frame: Frame, cells: Ints, loads: _Loads) -> None:
+    def _keep(self, frame: Frame, cells: Ints, loads: _Loads, *, exact: bool) -> None:
         """Bound cells whose passes are known, under the cheapest way of keeping states."""
         ends = self._ends_of(frame)
         place = np.searchsorted(frame.members, self.layout[cells])
         passes, launches = self.passes_ns[cells], self.launches_ns[cells]
+        usual_ns = passes * self._longer(frame, self.layout[cells], exact=exact)
         bound, smallest, likely = (np.full(len(cells), np.inf) for _ in range(3))
         dead = np.zeros(len(cells), dtype=np.int64)
         for index, away in enumerate(ends.moves_activations):
@@ -403,13 +423,42 @@ class CellTable:
             least = np.maximum(np.maximum(late, stream_ns), np.maximum(launches, copied_ns))
             bound = np.minimum(bound, np.where(fits, least, np.inf))
             usual = static + (loads.usual_moved if away else loads.usual) <= self.capacity_bytes
-            waited = np.maximum(passes + step_ns + 2 * stream_ns, launches) + copied_ns
+            waited = np.maximum(np.maximum(usual_ns + step_ns, stream_ns), launches) + copied_ns
+            waited = waited + BY_PROCESSORS * ends.held[index][place] * np.minimum(stream_ns, usual_ns)
             likely = np.minimum(likely, np.where(usual.all(axis=1), waited, np.inf))
             has = np.isfinite(step_ns) & fits
             smallest = np.minimum(smallest, np.where(has, needed.max(axis=1), np.inf))
             dead += np.where(fits, 0, ends.points[index][place])
         self.bound_ns[cells], self.too_big[cells] = bound, dead
         self.least_bytes[cells], self.likely_ns[cells] = smallest, likely
+
+    def _longer(self, frame: Frame, layouts: Ints, *, exact: bool) -> Floats:
+        """Return by how much passes are longer than their bound; see [Note: likely times]."""
+        degrees = [self.space.layouts[name][layouts] for name in ("tp", "cp", "micro_batch", "dp")]
+        distinct, number = np.unique(np.stack(degrees, axis=1), axis=0, return_inverse=True)
+        found = []
+        for tp, cp, size, dp in distinct.tolist():
+            apart = tp * cp * dp if frame.pp > 1 else 0
+            waiting = RECEIVES * self.network.held_by_message(_LARGE_BYTES, apart=apart)
+            smaller = 1.0 if exact else self._size_factor(tp, cp, size)
+            found.append(smaller * (1.0 + BY_PROCESSORS * waiting))
+        return np.array(found)[number.reshape(-1)]
+
+    def _size_factor(self, tp: int, cp: int, size: int) -> float:
+        """Return by how much a sequence takes longer in microbatches of a size than in the largest ones."""
+        largest = int(self.space.layouts["micro_batch"].max(initial=1))
+        if (tp, cp, size) not in self._factors:
+            alone = self._size_factor(1, 1, size) if tp > 1 and cp > 1 else 1.0
+            pairs = [(tp, 1), (1, cp)] if tp > 1 and cp > 1 else [(tp, cp)]
+            found = 1.0 / alone
+            for one in pairs if size < largest else ():
+                small, large = (
+                    self.costs.of(Working(tp=one[0], cp=one[1], micro_batch=count)).busy_ns.sum() / count
+                    for count in (size, largest)
+                )
+                found *= small / large
+            self._factors[tp, cp, size] = found
+        return self._factors[tp, cp, size]
 
     def _hop_ns(self, frame: Frame, layouts: Ints, size_bytes: Floats) -> Floats:
         """Return the price of a message to the next rank."""
@@ -464,6 +513,7 @@ class Ends:
         static_bytes: by keeping, float64 [layouts, watched ranks].
         step_ns: by keeping, float64 [layouts], beside the passes; infinite where a layout has it not.
         stream_ns: by keeping, float64 [layouts], for which a stream of messages is busy.
+        held: by keeping, float64 [layouts], part of the processors that these messages hold.
         moves_activations: by keeping, whether activations wait on the host.
         points: by keeping, int64 [layouts], how many points have it.
     """
@@ -472,6 +522,7 @@ class Ends:
     static_bytes: tuple[Floats, ...]
     step_ns: tuple[Floats, ...]
     stream_ns: tuple[Floats, ...]
+    held: tuple[Floats, ...]
     moves_activations: tuple[bool, ...]
     points: tuple[Ints, ...]
 
@@ -492,18 +543,21 @@ class Ends:
         ]
         costs = stage_costs(table.cut(frame, "none"), listed, listed, tp=distinct[:, 0].tolist())
         ranks = [frame.stages_of_rank(rank) for rank in range(frame.pp)]
+        busiest = _Moved.of(frame, costs, listed, cut=table.cut(frame, "none"))
         early, late = first_stages(frame)
         number = table.microbatches(members).astype(np.float64)
-        found: dict[str, list[Any]] = {name: [] for name in ("static", "step", "stream", "moves", "points")}
+        found: dict[str, list[Any]] = {
+            name: [] for name in ("static", "step", "stream", "held", "moves", "points")
+        }
         keepings, points = _distinct_keepings(space, members)
         known: dict[tuple[int, int], Any] = {}
         for (zero, hsdp, offload), count in zip(keepings, points, strict=True):
             away = space.choices.texts("offload")[offload]
             replicas = replicas_of(space, members, hsdp=hsdp)
             if (zero, hsdp) not in known:
-                known[zero, hsdp] = _times(
-                    table, costs, way, stages=(early, late), replicas=replicas, zero=zero, number=number
-                )
+                once = _times(table, costs, way, stages=(early, late), replicas=replicas, zero=zero)
+                moved = busiest.stream_ns(table, replicas=replicas, zero=zero, way=way, number=number)
+                known[zero, hsdp] = once, moved, held_by_messages(table, costs, replicas=replicas, zero=zero)
             watched = [frame.stages_of_rank(rank) for rank in frame.watched]
             dense, expert, other = (
                 np.stack([values[:, stages].sum(axis=1) for stages in watched], axis=1)[way]
@@ -511,7 +565,7 @@ class Ends:
             )
             static = table.rules.static_bytes(dense, expert, replicas=replicas, zero=zero, offload=away)
             found["static"].append(static + other * 0 + table.framework_bytes)
-            step, stream = known[zero, hsdp]
+            step, stream, held = known[zero, hsdp]
             hidden = space.choices.numbers("bucket_mb") != (0,)
             updates, norms = (
                 np.stack([each[:, stages].max(axis=1) for stages in ranks], axis=1)
@@ -525,6 +579,7 @@ class Ends:
                 least = least + step[0] + (0.0 if hidden else step[1])
             found["step"].append(np.where(count > 0, least, np.inf))
             found["stream"].append(stream)
+            found["held"].append(held)
             found["moves"].append(away == "activations")
             found["points"].append(count)
         return cls(
@@ -532,6 +587,7 @@ class Ends:
             static_bytes=tuple(found["static"]),
             step_ns=tuple(found["step"]),
             stream_ns=tuple(found["stream"]),
+            held=tuple(found["held"]),
             moves_activations=tuple(found["moves"]),
             points=tuple(found["points"]),
         )
@@ -581,6 +637,17 @@ def replicas_of(space: Space, layouts: Ints, *, hsdp: int) -> Replicas:
     )
 
 
+def held_by_messages(table: CellTable, costs: StageCosts, *, replicas: Replicas, zero: int) -> Floats:
+    """Return which part of the processors the messages of replicas hold, float64 [layouts]."""
+    element = DTYPE_BYTES[table.rules.states.reduce]
+    size = float((costs.dense + costs.expert).max(initial=1.0)) * element
+    pairs = np.stack([replicas.cut(zero)[0], replicas.tp], axis=1)
+    distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+    kind = CollectiveKind.REDUCE_SCATTER
+    held = [table.network.held(kind, size, ranks=ranks, stride=tp) for ranks, tp in distinct.tolist()]
+    return np.array(held)[number.reshape(-1)]
+
+
 def _distinct_keepings(space: Space, members: Ints) -> tuple[list[tuple[int, int, int]], list[Ints]]:
     """Return the ways of keeping states, and how many points of each layout have them."""
     found: dict[tuple[int, int, int], dict[int, int]] = {}
@@ -606,9 +673,9 @@ def first_stages(frame: Frame) -> tuple[list[int], list[int]]:
 
 def _times(
     table: CellTable, costs: StageCosts, way: Ints, *, stages: tuple[list[int], list[int]],
-    replicas: Replicas, zero: int, number: Floats,
-) -> tuple[tuple[Floats, Floats], Floats]:  # fmt: skip
-    """Return lower bounds: (gather, reduction) of a rank's first stage, stream of a rank in a step."""
+    replicas: Replicas, zero: int,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Return lower bounds of what a step begins and ends with: (gather, reduction) of a first stage."""
     rules, network = table.rules, table.network
     early, late = (
         [each[:, listed].min(axis=1)[way] for each in (costs.dense, costs.expert)] for listed in stages
@@ -616,9 +683,58 @@ def _times(
     gather = rules.gather_ns(network, early[0], early[1], replicas=replicas, zero=zero, floor=True)
     reduce = rules.reduce_ns(network, late[0], late[1], replicas=replicas, zero=zero, floor=True)
     once = gather if zero < CUT_PARAMETERS and not rules.gathers_overlap else np.zeros_like(gather)
-    stream = np.zeros_like(gather)
-    if zero > 1:
-        stream = stream + number * reduce
-    if zero >= CUT_PARAMETERS:
-        stream = stream + number * gather
-    return (once, reduce if zero < CUT_PARAMETERS else np.zeros_like(reduce)), stream
+    return once, reduce if zero < CUT_PARAMETERS else np.zeros_like(reduce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Moved:
+    """Elements that the rank with most of them reduces, and gathers, for a microbatch; float64 [ways].
+
+    Of every stage the unit with most is gathered before: a backward may begin with what a forward ended on.
+    Two copies of a model (a bidirectional order) reduce, and gather, once per step. Where parameters are
+    cut, every unit is a message of its own: float64 [ways] `units` with dense parameters.
+    """
+
+    dense: Floats
+    expert: Floats
+    gathered_dense: Floats
+    gathered_expert: Floats
+    units: Floats
+
+    @classmethod
+    def of(cls, frame: Frame, costs: StageCosts, units: Sequence[UnitCosts], *, cut: Cut) -> _Moved:
+        ranks = [frame.stages_of_rank(rank) for rank in range(frame.pp)]
+        there = (cut.plain + cut.again > 0)[None]
+        found: list[Floats] = []
+        busiest = np.stack([(costs.dense + costs.expert)[:, r].sum(axis=1) for r in ranks]).argmax(axis=0)
+        rows = np.arange(len(units))
+        for name in ("dense", "expert"):
+            whole: Floats = getattr(costs, name)
+            largest = (np.stack([getattr(unit, name) for unit in units])[:, None] * there).max(axis=2)
+            for each in (whole, np.maximum(whole - largest, 0.0)):
+                of_rank = np.stack([each[:, stages].sum(axis=1) for stages in ranks], axis=1)
+                found.append(of_rank[rows, busiest] * (frame.rule.layout != "bidirectional"))
+        counts = np.array([[cut.counts[stage] for stage in stages] for stages in ranks], dtype=np.float64)
+        return cls(
+            dense=found[0],
+            gathered_dense=found[1],
+            expert=found[2],
+            gathered_expert=found[3],
+            units=np.maximum(counts - 1, 0).sum(axis=1)[busiest],
+        )
+
+    def stream_ns(
+        self, table: CellTable, *, replicas: Replicas, zero: int, way: Ints, number: Floats
+    ) -> Floats:
+        """Return for how long a rank's stream of messages is busy in a step, at least, float64 [layouts]."""
+        rules, network, found = table.rules, table.network, np.zeros(len(way))
+        if zero >= CUT_GRADIENTS:
+            found += rules.reduce_ns(
+                network, self.dense[way], self.expert[way], replicas=replicas, zero=zero, floor=True
+            )
+        if zero >= CUT_PARAMETERS:  # before the forward, and again before the backward
+            found += 2 * rules.gather_ns(
+                network, self.gathered_dense[way], self.gathered_expert[way], replicas=replicas, zero=zero,
+                floor=True, pieces=self.units[way] * (self.gathered_dense[way] > 0),
+            )  # fmt: skip
+        return found * number

@@ -5,7 +5,8 @@ A bound never exceeds what the simulator says. Between two norm barriers a rank 
 can be there (`head`), is taken for all its passes (`work`), and after its last backward the gradient must
 get back to the first stage (`tail`). Passes may be cut in two: what follows the last input half on a rank
 counts for the tail or for the work, not for both. Ranks are taken for less than the spans of their passes
-by the exchanges that another microbatch may hide; where passes overlap in a slot, only kernels count, and
+by the exchanges that another microbatch may hide, and for more than their kernels by what exchanges beside
+them slow (`piper.search.beside`); where passes overlap in a slot, only kernels count, and
 launches do not: whole backwards have fewer.
 """
 
@@ -79,6 +80,7 @@ def chains(
     lead: Floats,
     trail: Floats,
     busy: Floats,
+    slowed: Floats,
     drain: Floats,
     host: Floats,
     pp: int,
@@ -88,13 +90,13 @@ def chains(
     """Return the chains of n ways of working.
 
     Args:
-        span, lead, trail, busy, host: float64 [n, 3, stages].
+        span, lead, trail, busy, slowed, host: float64 [n, 3, stages].
         drain: float64 [n, stages].
         pp: pipeline ranks.
         layout: of a schedule: "loop", "v" or "bidirectional".
         overlaps: whether a slot may hold two passes.
     """
-    taken = busy if overlaps else np.maximum(span - lead - trail, busy)
+    taken = busy if overlaps else np.maximum(span - lead - trail, busy + slowed)
     forward = np.concatenate([np.zeros_like(span[:, F, :1]), np.cumsum(span[:, F], axis=1)], axis=1)
     backward = np.concatenate([np.zeros_like(drain[:, :1]), np.cumsum(drain, axis=1)], axis=1)
     of_rank = [_stages(rank, pp=pp, stages=span.shape[2], layout=layout) for rank in range(pp)]

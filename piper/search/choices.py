@@ -17,7 +17,8 @@ TP = -1
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 BUCKETS_MB = (0, 32, 128, 512)
-PREFETCHES = (0, 1, 2)
+PREFETCHES = (0, 2, 8)
+"""In tasks that compute: a layer of which nothing is cut has one, one that is cut over tp about seven."""
 ZERO_STAGES = (0, 1, 2, 3)
 HSDP = (0, -1)
 RECOMPUTE = ("none", "selective", "full", "full:25%", "full:50%", "full:75%")

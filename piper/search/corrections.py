@@ -2,11 +2,11 @@
 
 [Note: measured disagreement]
 Estimates leave out contention, and what copies and gathers make others wait; by how much depends on how
-states are kept. So ratios of simulation to estimate are kept by class: whether parameters are gathered
-(ZeRO-3), and what waits on the host; for bytes also the schedule. A class without any takes those of the
-class that is closest to its estimates. Points are ranked by their estimate times the mean ratio of their
-class; what remains is given up where it is not the best at the ratio that nine tenths of its class are
-above.
+states are kept. So ratios of simulation to estimate are kept by class: the level of ZeRO, what waits on the
+host, whether exchanges run beside their computation, and passes beside each other; for bytes the schedule.
+The estimates of a class without any are taken as they are: what may win by them is tried. Points are ranked
+by their estimate times the mean ratio of their class; what remains is given up where it is not the best at
+the ratio that nine tenths of its class are above.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from statistics import median
 from typing import Any
 
 from piper.search.frontier import Point
+from piper.search.schedule_rules import RULES
 
 SPARE = 1.1
 """Needed bytes over estimated ones before any is known: what the allocator reserves beyond live tensors."""
+FEW = 3
+"""Classes of which something was simulated before their ratios say something of others."""
 TENTH = 10
 """One of so many simulations may be further below its estimate than what is given up for being too slow."""
 
@@ -41,7 +44,7 @@ class Corrections:
 
     def of(self, point: Point) -> tuple[float, float]:
         """Return the estimate of the objective and the needed bytes, corrected."""
-        times = self._times.get(_time_class(point), self._plain)
+        times = self._times.get(_time_class(point), [])
         sizes = self._bytes.get(_memory_class(point)) or [
             r for listed in self._bytes.values() for r in listed
         ]
@@ -50,7 +53,7 @@ class Corrections:
 
     def optimistic(self, point: Point) -> tuple[float, float]:
         """Return the same as low as nine tenths of the simulations of the class were."""
-        times = self._times.get(_time_class(point), self._plain)
+        times = self._times.get(_time_class(point), [])
         sizes = self._bytes.get(_memory_class(point)) or [
             r for listed in self._bytes.values() for r in listed
         ]
@@ -59,17 +62,15 @@ class Corrections:
 
     @property
     def typical(self) -> float:
-        """Return the mean ratio of the class that is closest to its estimates."""
-        return min((_middle(ratios) for ratios in self._times.values()), default=1.0)
-
-    @property
-    def _plain(self) -> list[float]:
-        """Return the ratios of the class that is closest to its estimates: for classes without any."""
-        return min(self._times.values(), key=_middle, default=[])
+        """Return the mean ratio of the class that is closest to its estimates; 1 as long as few are known."""
+        ratios = [_middle(ratios) for ratios in self._times.values()]
+        return min(ratios) if len(ratios) >= FEW else 1.0
 
 
 def _time_class(point: Point) -> tuple[object, ...]:
-    return point.candidate.zero, point.candidate.offload
+    candidate = point.candidate
+    rule = RULES.get(candidate.schedule)
+    return candidate.zero, candidate.offload, candidate.async_tp, rule is not None and rule.overlaps
 
 
 def _memory_class(point: Point) -> tuple[object, ...]:

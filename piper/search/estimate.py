@@ -3,7 +3,8 @@
 [Note: estimates]
 The order of the schedule is timed with the costs of its stages (`piper.search.order_table`). Before its first
 pass a rank updates, and gathers what was cut; behind its last one it reduces. What ZeRO-3 gathers for every
-microbatch is waited for unless it is fetched before. No contention, no host: a simulation says more.
+microbatch is waited for unless it is fetched before. What computes gives up the processors that messages
+beside it hold, those that wait included. No links that are shared, no host: a simulation says more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.ops import DTYPE_BYTES
-from piper.search.cells import CellTable, Frame, first_stages, replicas_of, waits_for_copies_ns
+from piper.search.cells import (
+    BY_PROCESSORS,
+    RECEIVES,
+    CellTable,
+    Frame,
+    first_stages,
+    held_by_messages,
+    replicas_of,
+    waits_for_copies_ns,
+)
 from piper.search.order_table import OrderTable, PassTimes, order_table
 from piper.search.stage_costs import StageCosts
 
@@ -95,7 +105,9 @@ class _CellEstimate:
             if (*key, bucket > 0) not in lows:
                 messages = known[zero, hsdp]
                 lows[*key, bucket > 0] = self._bound_ns(messages, zero=zero, away=away, bucket_mb=bucket)
-            step = self._step_ns(known[zero, hsdp], zero=zero, away=away, bucket_mb=bucket, prefetch=prefetch)
+            step = self._step_ns(
+                known[zero, hsdp], keeping=(zero, hsdp, away), bucket_mb=bucket, prefetch=prefetch
+            )
             found.append((step, lows[*key, bucket > 0], *sizes[key]))
         steps, bound, needed, least = np.array(found, dtype=np.float64).reshape(-1, 4).T
         return Estimates(
@@ -104,6 +116,20 @@ class _CellEstimate:
 
     @cached_property
     def _ends_ns(self) -> Floats:
+        """Return when ranks end, beside receives that wait: of both neighbours, nearly all the time."""
+        waiting = RECEIVES * self.table.network.held_by_message(
+            float(self.costs.sent_bytes[0]), apart=self._apart if self.frame.pp > 1 else 0
+        )
+        return self._alone_ns * (1.0 + BY_PROCESSORS * waiting)
+
+    @cached_property
+    def _apart(self) -> int:
+        """Return the ranks between a rank and the next one of its pipeline."""
+        columns, layout = self.table.space.layouts, int(self.table.layout[self.cell])
+        return int(columns["tp"][layout] * columns["cp"][layout] * columns["dp"][layout])
+
+    @cached_property
+    def _alone_ns(self) -> Floats:
         return self.order.ends_ns(self._times, transfer_ns=self._hop_ns, begin_ns=np.zeros(self.frame.pp))
 
     @cached_property
@@ -113,7 +139,7 @@ class _CellEstimate:
 
     @cached_property
     def _times(self) -> PassTimes:
-        return self.costs.times(0)
+        return self.costs.times(0, overlaps=self.frame.rule.overlaps)
 
     @cached_property
     def _hop_ns(self) -> float:
@@ -136,8 +162,17 @@ class _CellEstimate:
         layouts = np.full(stages, table.layout[self.cell])
         replicas = replicas_of(table.space, layouts, hsdp=hsdp)
         dense, expert = self.costs.dense[0], self.costs.expert[0]
+        units = np.array(table.cut(self.frame, "none").counts, dtype=np.float64)
         return tuple(  # type: ignore[return-value]
-            price(table.network, dense, expert, replicas=replicas, zero=zero, floor=floor)
+            price(
+                table.network,
+                dense,
+                expert,
+                replicas=replicas,
+                zero=zero,
+                floor=floor,
+                pieces=units if zero >= _CUT_PARAMETERS and not floor else 1.0,
+            )
             for floor in (False, True)
             for price in (table.rules.gather_ns, table.rules.reduce_ns)
         )
@@ -153,9 +188,15 @@ class _CellEstimate:
         share = float(self.table.rules.update_share(replicas, zero=zero)[0])
         return share if away in {"none", "activations"} else 0.0
 
+    def _held(self, zero: int, hsdp: int) -> float:
+        """Return which part of the processors messages of replicas hold."""
+        replicas = replicas_of(self.table.space, np.array([self.table.layout[self.cell]]), hsdp=hsdp)
+        return float(held_by_messages(self.table, self.costs, replicas=replicas, zero=zero)[0])
+
     def _step_ns(
-        self, messages: tuple[Floats, ...], *, zero: int, away: str, bucket_mb: int, prefetch: int
+        self, messages: tuple[Floats, ...], *, keeping: tuple[int, int, str], bucket_mb: int, prefetch: int
     ) -> float:
+        zero, hsdp, away = keeping
         gather, reduce = messages[:2]
         number = self.order.num_microbatches
         first = [min(stages) for stages in self._stages]
@@ -172,29 +213,58 @@ class _CellEstimate:
             sums = np.array([reduce[stages].sum() for stages in self._stages])
             gathers = np.array([gather[stages].sum() for stages in self._stages])
             busy = number * (sums + (2 * gathers if zero >= _CUT_PARAMETERS else 0.0))
-            waited = (
-                number * 2 * gathers if zero >= _CUT_PARAMETERS and not prefetch else np.zeros(self.frame.pp)
-            )
-            extra = np.maximum(waited, busy - self._ends_ns)
+            beside = np.minimum(busy, self._ends_ns) * self._held(zero, hsdp) * BY_PROCESSORS
+            waited = np.zeros(self.frame.pp)
+            if zero >= _CUT_PARAMETERS:
+                each = self._parameters_waited_ns(gather, gather + reduce, ahead=max(1, prefetch))
+                waited = number * np.array([each[stages].sum() for stages in self._stages])
+            extra = np.maximum(waited, busy - self._ends_ns) + beside
         extra = extra + self._copies_ns(zero, away)
         return max(float((begin + ends + np.maximum(extra, 0.0)).max()), self._host_ns)
+
+    def _fetches_waited_ns(self, fetch: Floats, stream: Floats, *, ahead: int) -> Floats:
+        """Return how long the backward of a microbatch waits for what it fetches, float64 [stages].
+
+        A fetch hides behind the tasks before its use by which it is made ahead, at most those of a unit.
+
+        Args:
+            fetch: float64 [stages].
+            stream: float64 [stages], of all that its stream does beside the backward.
+            ahead: tasks.
+        """
+        backward = self.costs.span_ns[0, 1:].sum(axis=0)
+        late = np.maximum(fetch - self._hidden(ahead) * backward, stream - backward)
+        return np.asarray(np.maximum(late, 0.0))
+
+    def _hidden(self, ahead: int) -> Floats:
+        """Return behind which part of a pass its fetches hide, float64 [stages]."""
+        units = np.array(self.table.cut(self.frame, "none").counts, dtype=np.float64)
+        return np.asarray(np.minimum(1.0, ahead / np.maximum(self.costs.tasks[0] / units, 1.0)))
+
+    def _parameters_waited_ns(self, fetch: Floats, stream: Floats, *, ahead: int) -> Floats:
+        """Return the same of both passes, which fetch their parameters."""
+        forward = np.maximum(fetch - self._hidden(ahead) * self.costs.span_ns[0, 0], 0.0)
+        return np.asarray(forward + self._fetches_waited_ns(fetch, stream, ahead=ahead))
 
     def _copies_ns(self, zero: int, away: str) -> Floats:
         """Return what copies to and from the host are waited for."""
         each = self.table.network.host_copy_ns_per_byte
         if away == "activations":
-            inside = self._by_rank(np.maximum(self.costs.kept_bytes - self.costs.border_bytes, 0.0)) * each
-            passes = self._by_rank(self.costs.span_ns[:, 0]), self._by_rank(self.costs.span_ns[:, 1])
-            waits = [np.maximum(0.0, inside - length) for length in passes]
-            return self.order.num_microbatches * (waits[0] + waits[1])
+            inside = np.maximum(self.costs.kept_bytes - self.costs.border_bytes, 0.0)[0] * each
+            forward, waits = self.costs.span_ns[0, 0], self._fetches_waited_ns(inside, inside, ahead=1)
+            late = np.maximum(inside - forward, 0.0) + waits
+            return self.order.num_microbatches * np.array([late[stages].sum() for stages in self._stages])
         if away == "none":
             return np.zeros(self.frame.pp)
         kept, without = (self._static(zero, 0, kind) for kind in ("none", away))
         once = 2.0 * (kept - without) * each
         if away == "params":  # fetched for every pass of every microbatch
-            numel = self._by_rank(self.costs.dense) + self._by_rank(self.costs.expert)
-            copies = self.order.num_microbatches * 2 * numel * self.table.rules.states.parameter_bytes(zero)
-            once = once + np.maximum(0.0, copies * each - self._ends_ns)
+            numel = self.costs.dense[0] + self.costs.expert[0]
+            copies = numel * self.table.rules.states.parameter_bytes(zero) * each
+            waited = self._parameters_waited_ns(copies, copies, ahead=1)
+            late = self.order.num_microbatches * np.array([waited[stages].sum() for stages in self._stages])
+            busy = self.order.num_microbatches * 2 * self._by_rank(copies[None])
+            once = once + np.maximum(late, busy - self._ends_ns)
         return once
 
     def _bound_ns(self, messages: tuple[Floats, ...], *, zero: int, away: str, bucket_mb: int) -> float:
@@ -206,7 +276,7 @@ class _CellEstimate:
         if not table.has_barrier:
             return max(passes, launches)
         if self.order.is_exact and table.is_exact(self.cell):
-            passes = max(passes, float(self._ends_ns.max()))
+            passes = max(passes, float(self._alone_ns.max()))
         early = (
             float(gather[begun].min()) if zero < _CUT_PARAMETERS and not table.rules.gathers_overlap else 0.0
         )
@@ -237,8 +307,6 @@ class _CellEstimate:
     @cached_property
     def _late_ns(self) -> float:
         """Return what the passes of a step wait for copies of activations, at least."""
-        if self.frame.rule.layout == "bidirectional":
-            return 0.0
         late = waits_for_copies_ns(
             self.costs,
             self.frame,
@@ -246,7 +314,7 @@ class _CellEstimate:
             copy_ns_per_byte=self.table.network.host_copy_ns_per_byte,
         )
         layouts = np.array([self.table.layout[self.cell]])
-        return float(late[0] * self.table.microbatches(layouts)[0])
+        return float(late[0] * (1 if self.frame.rule.overlaps else self.table.microbatches(layouts)[0]))
 
     def _gathered_bytes(self, zero: int, away: str) -> float:
         """Return whole parameters of two units, where they are gathered or fetched before use."""

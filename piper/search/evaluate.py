@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SHORT_TOLERANCE = 1e-4
 """Of step times of jobs with many microbatches, simulated by fewer."""
+_ENGINE = "fast"
+"""Loading it pays for the second simulation."""
 _HEADS = 1
 """Position of the heads in the shape of attention."""
 
@@ -199,6 +201,7 @@ class Evaluator:
             resolved,
             lambda count: self._compile(with_microbatches(resolved, count)),
             self.cost_model,
+            engine=_ENGINE,
             convention=convention,
             tolerance=SHORT_TOLERANCE,
         )
@@ -207,7 +210,7 @@ class Evaluator:
         else:
             plan = self._compile(resolved)
             workload = build_workload(plan, self.cost_model)
-            timeline = simulate(plan, self.cost_model, workload=workload)
+            timeline = simulate(plan, self.cost_model, engine=_ENGINE, workload=workload)
             result = summarize(plan, timeline, self.cost_model, workload=workload, convention=convention)
         result |= {"cluster": self.cluster.name, "stack": self.job.stack}
         left = result["device_memory_bytes"] - result["needed_memory_bytes"]

@@ -92,9 +92,17 @@ class StateRules:
         return np.asarray(1.0 / np.maximum(dense, expert))
 
     def reduce_ns(
-        self, network: Network, dense: Floats, expert: Floats, *, replicas: Replicas, zero: int, floor: bool
+        self,
+        network: Network,
+        dense: Floats,
+        expert: Floats,
+        *,
+        replicas: Replicas,
+        zero: int,
+        floor: bool,
+        pieces: Floats | float = 1.0,
     ) -> Floats:
-        """Return the time to reduce the gradients of so many elements, float64 [n]."""
+        """Return the time to reduce the gradients of so many elements, in so many pieces, float64 [n]."""
         size = DTYPE_BYTES[self.states.reduce]
         cuts = replicas.cut(zero)
         found = np.zeros(len(dense))
@@ -104,8 +112,9 @@ class StateRules:
         ):
             if zero:
                 cut = network.collective_ns(
-                    CollectiveKind.REDUCE_SCATTER, numel * size, ranks=shards, stride=apart, floor=floor
-                )
+                    CollectiveKind.REDUCE_SCATTER, numel * size, ranks=shards, stride=apart, floor=floor,
+                    pieces=pieces,
+                )  # fmt: skip
                 rest = network.collective_ns(
                     CollectiveKind.ALL_REDUCE,
                     numel * size / shards,
@@ -122,9 +131,17 @@ class StateRules:
         return found
 
     def gather_ns(
-        self, network: Network, dense: Floats, expert: Floats, *, replicas: Replicas, zero: int, floor: bool
+        self,
+        network: Network,
+        dense: Floats,
+        expert: Floats,
+        *,
+        replicas: Replicas,
+        zero: int,
+        floor: bool,
+        pieces: Floats | float = 1.0,
     ) -> Floats:
-        """Return the time to gather the parameters of so many elements, [n]; 0 where nothing is cut."""
+        """Return the time to gather so many parameters in so many pieces, [n]; 0 where nothing is cut."""
         found = np.zeros(len(dense))
         if not zero:
             return found
@@ -135,7 +152,8 @@ class StateRules:
             (expert, expert_shards, replicas.apart),
         ):
             whole = network.collective_ns(
-                CollectiveKind.ALL_GATHER, numel * size, ranks=shards, stride=apart, floor=floor
-            )
+                CollectiveKind.ALL_GATHER, numel * size, ranks=shards, stride=apart, floor=floor,
+                pieces=pieces,
+            )  # fmt: skip
             found += np.where(numel > 0, whole, 0.0)
         return found

@@ -38,6 +38,7 @@ class Network:
 
     cost_model: ClusterCostModel
     _tables: dict[tuple[CollectiveKind, int, int], Floats] = field(default_factory=dict)
+    _held: dict[tuple[CollectiveKind | None, int, int, int], float] = field(default_factory=dict)
 
     @cached_property
     def _collectives(self) -> Collectives:
@@ -50,7 +51,14 @@ class Network:
         return (large - small) / 2**28 * 1e9
 
     def collective_ns(
-        self, kind: CollectiveKind, size_bytes: Floats, *, ranks: Ints, stride: Ints, floor: bool
+        self,
+        kind: CollectiveKind,
+        size_bytes: Floats,
+        *,
+        ranks: Ints,
+        stride: Ints,
+        floor: bool,
+        pieces: Floats | float = 1.0,
     ) -> Floats:
         """Return the price of a collective of every row, float64 [n].
 
@@ -59,15 +67,50 @@ class Network:
             size_bytes: float64 [n].
             ranks, stride: int64 [n], members of a group, and how far they lie apart; one rank costs nothing.
             floor: whether a lower bound is wanted.
+            pieces: float64 [n], into how many it is cut at least: a bound takes the time of all of the
+                smallest pieces if that is more, an estimate that of equal ones.
         """
-        found = np.zeros(len(size_bytes))
+        found, number_of = np.zeros(len(size_bytes)), np.broadcast_to(pieces, size_bytes.shape)
         pairs = np.stack([ranks, stride], axis=1)
         distinct, number = np.unique(pairs, axis=0, return_inverse=True)
         for index, (members, apart) in enumerate(distinct.tolist()):
             mine = number.reshape(-1) == index
             if members > 1:
-                found[mine] = _looked_up(self._table(kind, members, apart), size_bytes[mine], floor=floor)
+                table, size, count = self._table(kind, members, apart), size_bytes[mine], number_of[mine]
+                if floor:
+                    found[mine] = np.maximum(_looked_up(table, size, floor=True), count * table[0])
+                else:
+                    found[mine] = count * _looked_up(table, size / np.maximum(count, 1.0), floor=False)
         return found
+
+    def held(self, kind: CollectiveKind, size_bytes: float, *, ranks: int, stride: int) -> float:
+        """Return which part of the processors of a device a collective holds; 0 where nothing is shared."""
+        size = 2 ** int(np.log2(max(size_bytes, 1.0)))
+        key = (kind, ranks, stride, size)
+        if key not in self._held:
+            members = np.arange(0, ranks * stride, stride, dtype=np.int64)
+            number = ranks * stride
+            machine = self.cost_model.machine(number) if ranks > 1 else None
+            self._held[key] = 0.0
+            if machine is not None and machine.cores is None:
+                groups = members[None, :]
+                use = self.cost_model.collective_use(kind, size_bytes=size, members=groups, num_ranks=number)
+                self._held[key] = use.processors / machine.processors
+        return self._held[key]
+
+    def held_by_message(self, size_bytes: float, *, apart: int) -> float:
+        """Return which part of the processors a receive holds while it waits for `apart` ranks before it."""
+        key = (None, 2, apart, 2 ** int(np.log2(max(size_bytes, 1.0))))
+        if apart <= 0 or size_bytes <= 0:
+            return 0.0
+        if key not in self._held:
+            machine = self.cost_model.machine(2 * apart)
+            self._held[key] = 0.0
+            if machine is not None and machine.cores is None:
+                pairs = np.array([[0, apart]], dtype=np.int64)
+                use = self.cost_model.transfer_use(size_bytes=key[-1], pairs=pairs, num_ranks=2 * apart)
+                self._held[key] = use.processors / machine.processors
+        return self._held[key]
 
     def transfer_ns(self, size_bytes: float, *, apart: int) -> float:
         """Return the price of a message to the rank `apart` further on."""

@@ -12,7 +12,6 @@ from cost_models.units import format_duration
 from piper.search.candidate import Candidate, has_values
 from piper.search.corrections import Corrections
 from piper.search.frontier import CELLS_AT_ONCE, Frontier, Point
-from piper.search.space import CUT_PARAMETERS
 from piper.search.status import Record, Status, layout_of
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 ROUND_SIZE = 4
 """Simulations per round; a round is what one incumbent is compared with."""
-MOST_CELLS = 1024
+MOST_CELLS = 512
 """Cells whose points are estimated, at most."""
 MOST_TIGHTENED = 256
 """Cells that are refined for the gap alone, at most."""
@@ -119,17 +118,23 @@ class Rounds:
         limit = self.best * (1 - self.request.gap) if self._is_full() else float("inf")
         self._waiting = [p for p in self._waiting if p.bound < limit or (p.bound < self.best and p.unlikely)]
         self._waiting.sort(key=self._rank)
-        batch: dict[tuple[object, ...], Point] = {}
-        for point in self._waiting:
-            if len(batch) == self._room():
-                break
-            batch.setdefault(_alike(point.candidate), point)
-        chosen = set(map(id, batch.values()))
+        batch = self._chosen()
+        chosen = set(map(id, batch))
         self._waiting = [point for point in self._waiting if id(point) not in chosen]
         before = self.best
-        self._run(list(batch.values()), simulate)
+        self._run(batch, simulate)
         better = self.best < before * (1 - self.request.gap)
         self._vain = 0 if better else self._vain + 1
+
+    def _chosen(self) -> list[Point]:
+        """Return the points of a round: of different kinds as long as they promise something."""
+        hopeful = [p for p in self._waiting if not self._is_full() or self._promising([p], self.best)]
+        kinds: dict[tuple[object, ...], Point] = {}
+        for point in hopeful:
+            kinds.setdefault(_alike(point.candidate), point)
+        first = set(map(id, kinds.values()))
+        others = [p for p in hopeful if id(p) not in first]
+        return [*kinds.values(), *others, *(p for p in self._waiting if not hopeful)][: self._room()]
 
     def _rank(self, point: Point) -> tuple[bool, float, Candidate]:
         """Return the order in which points are simulated: those that should fit first, by estimate."""
@@ -197,8 +202,8 @@ class Rounds:
 
 def _alike(candidate: Candidate) -> tuple[object, ...]:
     """Return what one of a round stands for: others of its kind wait for what is learned from it."""
-    names = ("tp", "pp", "schedule", "recompute", "offload")
-    return candidate.zero >= CUT_PARAMETERS, *(getattr(candidate, name) for name in names)
+    names = ("tp", "pp", "schedule", "recompute", "offload", "zero", "async_tp")
+    return tuple(getattr(candidate, name) for name in names)
 
 
 def _simulated(point: Point, result: dict[str, Any]) -> Record:

@@ -35,7 +35,7 @@ NODE = -1
 LAYOUT_COLUMNS = ("gpus", "tp", "pp", "cp", "ep", "etp", "dp", "vp", "micro_batch", "schedule")
 WORKINGS = ("sp", "async_tp", "recompute")
 KEEPINGS = ("zero", "hsdp", "offload", "bucket_mb", "prefetch")
-CUT_PARAMETERS = 3
+CUT_GRADIENTS, CUT_PARAMETERS = 2, 3
 _FULL = "full"
 
 

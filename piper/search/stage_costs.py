@@ -72,19 +72,21 @@ class StageCosts:
     """Costs of the stages of a cut under n ways of working; ns, float64 [n, 3, stages] or [n, stages].
 
     Args:
-        span_ns, lead_ns, trail_ns, busy_ns, drain_ns, kept_bytes, border_bytes: as in `UnitCosts`.
+        span_ns, lead_ns, trail_ns, busy_ns, slowed_ns, drain_ns, kept_bytes, border_bytes: as in `UnitCosts`.
         host_ns: that the host takes to launch the tasks of each pass.
         dense, expert: trained elements.
         update_ns, norm_ns: of uncut states.
         least_update_ns, least_norm_ns: as kernels of a whole stage, which begin once, not once per unit.
         transient_bytes: of the unit that needs most.
         sent_bytes: float64 [n], the smallest message to another stage.
+        tasks: of F that compute, of a stage.
     """
 
     span_ns: Floats
     lead_ns: Floats
     trail_ns: Floats
     busy_ns: Floats
+    slowed_ns: Floats
     drain_ns: Floats
     kept_bytes: Floats
     border_bytes: Floats
@@ -98,14 +100,21 @@ class StageCosts:
     transient_bytes: Floats
     other_bytes: Floats
     sent_bytes: Floats
+    tasks: Floats
 
-    def times(self, way: int) -> PassTimes:
-        """Return the times of one way of working."""
+    def times(self, way: int, *, overlaps: bool) -> PassTimes:
+        """Return the times of one way of working; `overlaps`: passes may run beside each other."""
+        span, busy = self.span_ns[way], self.busy_ns[way]
+        if not overlaps:
+            busy = busy + self.slowed_ns[way]
+            span = np.maximum(span, self.lead_ns[way] + busy)
         return PassTimes(
-            span_ns=self.span_ns[way],
+            span_ns=np.maximum(self.span_ns[way], self.lead_ns[way] + busy)
+            if not overlaps
+            else self.span_ns[way],
             lead_ns=self.lead_ns[way],
             trail_ns=self.trail_ns[way],
-            busy_ns=self.busy_ns[way],
+            busy_ns=busy,
             drain_ns=self.drain_ns[way],
         )
 
@@ -147,6 +156,7 @@ def stage_costs(
         lead_ns=_at_ends(_stack(plain, "lead_ns"), forward=cut.first, backward=cut.last),
         trail_ns=_at_ends(_stack(plain, "trail_ns"), forward=cut.last, backward=cut.first),
         busy_ns=added("busy_ns"),
+        slowed_ns=added("slowed_ns"),
         drain_ns=added("span_ns")[:, B] - _spared(cut, plain, again),
         kept_bytes=added("kept_bytes"),
         border_bytes=added("border_bytes"),
@@ -163,6 +173,7 @@ def stage_costs(
         ),
         other_bytes=other.min(axis=1, keepdims=True) + (other - other.min(axis=1, keepdims=True)) @ whole.T,
         sent_bytes=np.where(sent > 0, sent, np.inf).min(axis=1),
+        tasks=state("tasks"),
     )
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from cost_models.ops import DTYPE_BYTES
 from piper.graph import CapturedModel
 from piper.predict import Job, compile_resolved
+from piper.search.beside import Beside
 from piper.search.thin import Kinds, thin_model
 from piper.strategy import Shorthand, Strategy, resolve
 from simulator import build_workload
@@ -70,6 +71,8 @@ class UnitCosts:
 
     Args:
         span_ns, lead_ns, trail_ns, busy_ns: see [Note: probes].
+        slowed_ns: by how much kernels take longer, at least, because exchanges run beside them
+            (`piper.search.beside`).
         drain_ns: span of B from its gradient to its result, when all that is computed again was ready before.
         host_ns: that the host takes to launch the tasks of each pass.
         launch_ns: of these, the kernels alone.
@@ -80,13 +83,14 @@ class UnitCosts:
         other_bytes: static ones that are neither parameters nor their states.
         update_ns, norm_ns: once per step, of uncut states.
         sent_bytes: message to the next stage.
-        received_gradient_bytes: message from it.
+        tasks: of F that compute: what gathers count by which are made ahead.
     """
 
     span_ns: Floats
     lead_ns: Floats
     trail_ns: Floats
     busy_ns: Floats
+    slowed_ns: Floats
     drain_ns: Floats
     host_ns: Floats
     launch_ns: Floats
@@ -99,6 +103,7 @@ class UnitCosts:
     update_ns: Floats
     norm_ns: Floats
     sent_bytes: Floats
+    tasks: Floats
 
     def kernels_only(self) -> UnitCosts:
         """Return the same without exchanges: no more than they take wherever groups lie."""
@@ -109,6 +114,7 @@ class UnitCosts:
             span_ns=self.busy_ns,
             lead_ns=nothing,
             trail_ns=nothing,
+            slowed_ns=nothing,
             drain_ns=self.busy_ns[B] - again,
             host_ns=self.launch_ns,
         )
@@ -137,6 +143,7 @@ class UnitCosts:
             "lead_ns",
             "trail_ns",
             "busy_ns",
+            "slowed_ns",
             "drain_ns",
             "kept_bytes",
             "border_bytes",
@@ -206,9 +213,9 @@ class UnitCostTable:
             num_layers=None,
         )  # fmt: skip
         plan = compile_resolved(resolved, [thin], self.job, verified=False)
-        return self._read(plan)
+        return self._read(plan, working)
 
-    def _read(self, plan: Plan) -> UnitCosts:
+    def _read(self, plan: Plan, working: Working) -> UnitCosts:
         workload = build_workload(plan, self.cost_model, contention=False)
         overhead_s = self.cost_model.pass_overhead.seconds
         prices = workload.prices.seconds[workload.price] - np.where(
@@ -230,11 +237,13 @@ class UnitCostTable:
             for device, first, last in zip(plan.device_plans, starts, starts[1:], strict=False)
         ]
         passes = np.array([unit.passes() for unit in units])  # [kinds, passes, 6]
+        beside = Beside(plan=plan, cost_model=self.cost_model, sequences=working.micro_batch)
         return UnitCosts(
             span_ns=passes[:, :, 0].T,
             lead_ns=passes[:, :, 1].T,
             trail_ns=passes[:, :, 2].T,
             busy_ns=passes[:, :, 3].T,
+            slowed_ns=np.array([unit.slowed_ns(beside) for unit in units]).T,
             host_ns=passes[:, :, 4].T,
             launch_ns=passes[:, :, 5].T,
             drain_ns=np.array([unit.drain_ns() for unit in units]),
@@ -247,6 +256,7 @@ class UnitCostTable:
             update_ns=np.array([unit.total_ns(TaskKind.UPDATE) for unit in units]),
             norm_ns=np.array([unit.total_ns(TaskKind.NORM) for unit in units]),
             sent_bytes=np.array([unit.sent_bytes() for unit in units], dtype=np.float64),
+            tasks=np.array([unit.num_tasks for unit in units], dtype=np.float64),
         )
 
 
@@ -286,6 +296,13 @@ class _Unit:
     def passes(self) -> list[tuple[float, ...]]:
         """Return (span, lead, trail, busy, host, launch) of every pass."""
         return [self._pass(tasks) for tasks in self.of_pass]
+
+    def slowed_ns(self, beside: Beside) -> list[float]:
+        """Return what every pass takes longer because of exchanges beside it."""
+        times = self.time_ns.tolist()
+        return [
+            beside.slowed_ns(self.device, tasks, time_ns=times, waits=self.waits) for tasks in self.of_pass
+        ]
 
     def drain_ns(self) -> float:
         """Return the span of B when all that needs no gradient was done before."""
@@ -337,6 +354,11 @@ class _Unit:
         ]
         computed = [end[i] for i in tasks if self.stream[i] == 0]
         return float(max([*sent, *computed[-1:], 0.0]))
+
+    @property
+    def num_tasks(self) -> int:
+        """Return the tasks of F that compute."""
+        return sum(self.stream[i] == 0 for i in self.of_pass[F])
 
     def kept_bytes(self) -> int:
         """Return what lives from F to B."""
