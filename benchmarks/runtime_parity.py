@@ -2,7 +2,8 @@
 
 Both sides start from the same parameters, take the same tokens, and step AdamW without clipping; reductions
 are the backend's. A pair is a run of each, one after the other, in alternating order; the ratio is the
-throughput of ours over theirs. Losses of all steps must agree.
+throughput of ours over theirs. Losses of all steps must agree. Where other programs take the machine, single pairs
+say little: `best_ratio` compares the fastest step of all pairs.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def main() -> None:
     rows = [compared(case, pairs=pairs, steps=steps) for case in chosen]
     if not options.json:
         for row in rows:
-            print(f"{row['name']:16} ours / theirs {row['ratio']:.2f} (pairs {_shown(row['ratios'])})")
+            ratios = f"{row['ratio']:.2f}, fastest steps {row['best_ratio']:.2f}"
+            print(f"{row['name']:16} ours / theirs {ratios} (pairs {_shown(row['ratios'])})")
     print(json.dumps({"benchmark": "runtime_parity", "model": MODEL, "seq_len": SEQ_LEN, "cases": rows}))
 
 
@@ -98,16 +100,17 @@ def compared(case: Case, *, pairs: int, steps: int) -> dict[str, Any]:
             clip_grad_norm=None, **sizes,
         )
     )  # fmt: skip
-    ours: list[float] = []
-    theirs: list[float] = []
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
     losses: dict[str, list[float]] = {}
     for number in range(pairs):
         sides = [("ours", ours, _run_ours), ("theirs", theirs, _run_theirs)]
         for side, times, run in sides if number % 2 == 0 else reversed(sides):
-            seconds, losses[side] = run(case, job, steps)
-            times.append(seconds)
+            of_steps, losses[side] = run(case, job, steps)
+            times.append(of_steps)
         print(f"{case.name}: pair {number + 1} of {pairs}", file=sys.stderr)
-    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    our_s, their_s = ([statistics.median(times) for times in side] for side in (ours, theirs))
+    ratios = [their / our for our, their in zip(our_s, their_s, strict=True)]
     error = max(abs(a - b) / b for a, b in zip(losses["ours"], losses["theirs"], strict=True))
     return {
         "name": case.name,
@@ -115,20 +118,23 @@ def compared(case: Case, *, pairs: int, steps: int) -> dict[str, Any]:
         "ranks": case.ranks,
         "ratio": statistics.median(ratios),
         "ratios": ratios,
-        "our_step_s": statistics.median(ours),
-        "their_step_s": statistics.median(theirs),
+        "best_ratio": min(map(min, theirs)) / min(map(min, ours)),
+        "our_step_s": statistics.median(our_s),
+        "their_step_s": statistics.median(their_s),
         "max_loss_error": error,
         "losses_equal": error < LOSS_TOLERANCE,
     }
 
 
-def _run_ours(case: Case, job: CompiledJob, steps: int) -> tuple[float, list[float]]:
+def _run_ours(case: Case, job: CompiledJob, steps: int) -> tuple[list[float], list[float]]:
+    """Return seconds of every step but the first, and losses."""
     outcome = run_local(job.plan, job.source, num_ranks=case.ranks, steps=steps, timeout_s=TIMEOUT_S)
     found = outcome.result["steps"]
-    return statistics.median(s["step_time_s"] for s in found[1:]), [s["loss"] for s in found]
+    return [s["step_time_s"] for s in found[1:]], [s["loss"] for s in found]
 
 
-def _run_theirs(case: Case, job: CompiledJob, steps: int) -> tuple[float, list[float]]:
+def _run_theirs(case: Case, job: CompiledJob, steps: int) -> tuple[list[float], list[float]]:
+    """Return the same of torch, by the slowest rank."""
     fork = multiprocessing.get_context("fork")
     results = fork.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +148,7 @@ def _run_theirs(case: Case, job: CompiledJob, steps: int) -> tuple[float, list[f
             process.join()
     times = max((row["times"] for row in found), key=statistics.median)
     losses = [sum(row["losses"][i] for row in found) for i in range(steps)]
-    return statistics.median(times[1:]), losses
+    return times[1:], losses
 
 
 def _be_rank(case: Case, job: CompiledJob, steps: int, rank: int, init: str, results: Any) -> None:  # noqa: PLR0917

@@ -60,6 +60,7 @@ _THIS_MACHINE = "local-cpu"
     metavar="P",
     help="Share of the tokens, up to 0.5, that are padding; the loss leaves it out.",
 )
+@click.option("--no-recording", is_flag=True, help="Do not measure single tasks: no --trace, no --out.")
 @job_options
 @click.option("--trace", metavar="F.json[.gz]", help="Write what was measured as a Chrome trace.")
 @click.option("--out", metavar="DIR", help="Write result.json, timeline.npz and plan.json.gz there.")
@@ -80,6 +81,8 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     settings["timeout_s"] = given.pop("timeout")
     settings["device"] = given.pop("device")
     files = {name: given.pop(name) for name in ("trace", "out")}
+    settings["record"] = not given.pop("no_recording")
+    _require_recording(files, record=settings["record"])
     world_size = _world_size(given.pop("local"), given)
     with progress(f"training {model}"):
         compiled = _compile(model, strategy, world_size=world_size, given=given)
@@ -101,6 +104,18 @@ def run(*, model: str, strategy: str, as_json: bool, **given: Any) -> None:
     if not as_json:
         emit(result, as_json=False, text=lambda: _text(model, result))
     raise RunDiffersError(_difference(outcome), result=result)
+
+
+def _require_recording(files: dict[str, str | None], *, record: bool) -> None:
+    for name, path in files.items():
+        if path and not record:
+            raise JobError(
+                where="command line",
+                field=f"--{name}",
+                value=path,
+                rule="needs the times that --no-recording does not measure",
+                fix="leave one of the two out",
+            )
 
 
 def _world_size(local: int | None, given: dict[str, Any]) -> int:

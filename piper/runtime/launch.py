@@ -53,6 +53,7 @@ def run_local(
     program: Program | None = None,
     references: KnownReferences | None = None,
     padding: float = 0.0,
+    record: bool = True,
     delays: Delays | None = None,
 ) -> RunOutcome:
     """Train `steps` steps of `plan` with `num_ranks` processes on this machine's CPUs.
@@ -70,6 +71,7 @@ def run_local(
         program: the traced model, if at hand.
         references: keeps those of verified runs that are equal bit for bit from one call to the next.
         padding: share of the tokens that are padding, which no loss counts.
+        record: keep the times of all tasks; without, the timeline has steps only.
         delays: start every task late, each stream in a thread of its own (to find missing waits).
 
     Raises: JobError for a world size other than the plan's, or a model that takes no known token numbers;
@@ -81,7 +83,7 @@ def run_local(
     _require_world_size(plan, num_ranks, field="--local")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
-    settings = replace(settings, delays=delays, padding=padding)
+    settings = replace(settings, delays=delays, padding=padding, record=record)
     _prepare_torch()
     from piper.runtime.program import check_program, local_program, program_of_plan
     from piper.runtime.rank import RankJob
@@ -110,6 +112,7 @@ def run_rank(
     timeout_s: float = 600.0,
     optimizer: OptimizerSettings | None = None,
     padding: float = 0.0,
+    record: bool = True,
     device: str | None = None,
 ) -> RunOutcome | None:
     """Be the rank that `torchrun` says in RANK, WORLD_SIZE and MASTER_ADDR; arguments as in `run_local`.
@@ -125,7 +128,7 @@ def run_rank(
     _require_world_size(plan, world_size, field="WORLD_SIZE")
     _require_vocabulary(plan)
     settings = _settings(plan, steps, seed, verify, reductions, timeout_s, optimizer)
-    settings = replace(settings, padding=padding)
+    settings = replace(settings, padding=padding, record=record)
     _prepare_torch()
     import torch.distributed as dist
 

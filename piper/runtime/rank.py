@@ -87,7 +87,8 @@ def train(job: RankJob, reporting: Reporting, *, limit_s: float) -> RunOutcome |
     offset_ns = _clock_offset_ns(groups, rank=job.rank, world_size=plan.num_ranks)
     context = _context(job, groups)
     static = np.array(context.ledger.totals, dtype=np.int64)
-    worker = Worker(context=context, recorder=Recorder(num_tasks=len(context.routes.tasks)), report=report)
+    recorder = Recorder(num_tasks=len(context.routes.tasks), on=job.settings.record)
+    worker = Worker(context=context, recorder=recorder, report=report)
     device.reach(device.mark(), limit_s=limit_s)  # what was made so far belongs to none of the plan's streams
     verifier = _verifier(job, report)
     allowed = takewhile(reporting.may_begin, range(job.settings.steps))

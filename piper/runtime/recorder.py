@@ -34,25 +34,31 @@ class Recorder:
 
     Args:
         num_tasks: tasks per step.
-        times: per step, per dispatch position.
+        on: whether the times of tasks are kept; the begin and end of every step are in any case.
+        times: per step, per dispatch position; empty unless `on`.
         bytes_: per step, per dispatch position: by class, [Note: bytes of a task].
-        step_begin_ns: per step.
+        step_begin_ns, step_end_ns: per step.
     """
 
     num_tasks: int
+    on: bool = True
     times: list[list[Times]] = field(default_factory=list)
     bytes_: list[list[list[int]]] = field(default_factory=list)
     step_begin_ns: list[int] = field(default_factory=list)
+    step_end_ns: list[int] = field(default_factory=list)
 
     def begin_step(self, now_ns: int) -> None:
         """Open the next step."""
-        self.times.append([(0, 0, 0, 0)] * self.num_tasks)
+        self.times.append([(0, 0, 0, 0)] * self.num_tasks if self.on else [])
         self.bytes_.append([NO_BYTES] * self.num_tasks)
         self.step_begin_ns.append(now_ns)
+        self.step_end_ns.append(now_ns)
 
     def record(self, step: int, position: int, times: Times) -> None:
         """Keep the times of one task."""
-        self.times[step][position] = times
+        self.step_end_ns[step] = max(self.step_end_ns[step], times[3])
+        if self.on:
+            self.times[step][position] = times
 
     def record_bytes(self, step: int, position: int, bytes_: list[int]) -> None:
         """Keep by how much one task changed what is held, by class."""
@@ -66,7 +72,7 @@ class RankRecord:
     Args:
         rank: whose.
         offset_ns: its clock minus that of rank 0.
-        times: int64 [steps, tasks, 4]: dispatch, ready, start, end on its own clock.
+        times: int64 [steps, tasks, 4]: dispatch, ready, start, end on its own clock; or no tasks.
         step_begin_ns, step_end_ns: int64 [steps].
         memory_ns: int64 [changes]; memory_bytes: int64 [changes, classes].
         peak_memory_bytes: highest bytes at any moment.
@@ -91,13 +97,16 @@ def rank_record(
     peak_memory_bytes: int,
 ) -> RankRecord:
     """Pack what a rank measured."""
-    times = np.array(recorder.times, dtype=np.int64)
+    steps = len(recorder.times)
+    times = np.array(recorder.times, dtype=np.int64).reshape(
+        steps, recorder.num_tasks if recorder.on else 0, 4
+    )
     return RankRecord(
         rank=rank,
         offset_ns=offset_ns,
         times=times,
         step_begin_ns=np.array(recorder.step_begin_ns, dtype=np.int64),
-        step_end_ns=times[:, :, 3].max(axis=1),
+        step_end_ns=np.array(recorder.step_end_ns, dtype=np.int64),
         memory_ns=np.array([time_ns for time_ns, _ in memory], dtype=np.int64),
         memory_bytes=np.array([totals for _, totals in memory], dtype=np.int64).reshape(-1, len(MemoryClass)),
         peak_memory_bytes=peak_memory_bytes,
@@ -159,7 +168,7 @@ def _track(plan: Plan, record: RankRecord, pauses: list[tuple[int, int]]) -> Ran
         streams=device.streams,
         task=np.tile(np.arange(tasks, dtype=np.int64), steps),
         step=np.repeat(np.arange(steps, dtype=np.int64), tasks),
-        stream=np.tile(device.tasks.stream, steps),
+        stream=np.tile(device.tasks.stream[:tasks], steps),
         dispatch_ns=shifted[:, 0],
         ready_ns=shifted[:, 1],
         start_ns=shifted[:, 2].copy(),

@@ -69,6 +69,7 @@ class RunSettings:
         timeout_s: how long a rank may be silent.
         optimizer: what UPDATE does.
         padding: share of the tokens that are padding, 0 to 0.5, at the ends of sequences.
+        record: keep the times of tasks.
         delays: sleep before every task, each stream in a thread of its own (to find missing waits).
     """
 
@@ -79,6 +80,7 @@ class RunSettings:
     reductions: str = "native"
     timeout_s: float = field(default=600.0)
     padding: float = 0.0
+    record: bool = True
     delays: Delays | None = None
 
     def __post_init__(self) -> None:

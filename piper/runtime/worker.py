@@ -209,7 +209,8 @@ class Worker:
                 perform(self.context, flight.state, task)
         except Exception as error:
             raise TaskFailedError(step=step, position=position) from error
-        self.context.ledger.mark()
+        if self.recorder.on:
+            self.context.ledger.mark()
         flight.ends[position] = device.mark()
         self.recorder.record_bytes(step, position, change)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from piper.cli import main
 from piper.runtime import RunOutcome
 from piper.runtime.recorder import RankRecord, measured_timeline, step_times_s
 from simulator.plan import MemoryClass, Plan, TaskKind
@@ -155,3 +157,23 @@ def test_the_result_has_the_keys_of_the_contract() -> None:
     assert result["tokens_per_s"] > 0
     for key in ("verified", "max_relative_error", "whole_batch_error", "predicted_step_time_s"):
         assert result[key] is None
+
+
+def test_a_run_that_records_no_tasks_knows_its_steps() -> None:
+    plan = plan_of("pp=2,dp=2,zero=1", clip=0.1)
+    recorded, bare = (train(plan, verify=False, record=record) for record in (True, False))
+    assert [s["loss"] for s in bare.result["steps"]] == [s["loss"] for s in recorded.result["steps"]]
+    assert all(step["step_time_s"] > 0 for step in bare.result["steps"])
+    assert bare.result["peak_memory_bytes"] == recorded.result["peak_memory_bytes"] > 0
+    assert len(bare.timeline.step_end_ns) == len(recorded.timeline.step_end_ns)
+    assert [len(track.task) for track in bare.timeline.tracks] == [0] * 4
+    assert all(len(track.task) for track in recorded.timeline.tracks)
+
+
+@pytest.mark.parametrize("option", ["--trace", "--out"])
+def test_what_was_not_recorded_cannot_be_written(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--local", "1", "--strategy", "pp=1", "--no-recording", option, str(tmp_path / "x")]
+    assert main(["run", "tiny-llama", *given]) == 2
+    assert "--no-recording does not measure" in capsys.readouterr().err
