@@ -2,8 +2,8 @@
 
 Both sides start from the same parameters, take the same tokens, and step AdamW without clipping; reductions
 are the backend's. A pair is a run of each, one after the other, in alternating order; the ratio is the
-throughput of ours over theirs. Losses of all steps must agree. Where other programs take the machine, single pairs
-say little: `best_ratio` compares the fastest step of all pairs.
+throughput of ours over theirs. Losses of all steps must agree. Where other programs take the machine, single
+pairs say little: `best_ratio` compares the fastest steps of all pairs.
 """
 
 from __future__ import annotations
