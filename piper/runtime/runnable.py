@@ -12,6 +12,7 @@ from simulator.plan import (
     Plan,
     Region,
     StateDtypes,
+    Task,
     TaskKind,
 )
 
@@ -116,14 +117,37 @@ def _check_experts(plan: Plan, region: Region) -> None:
 
 
 def check_rings(device: DevicePlan) -> None:
-    """Refuse attention that waits for the end of the ring that it feeds: it would wait for ever."""
+    """Refuse attention that waits for the end of a ring that cannot end before it: it would wait for ever.
+
+    A ring ends when the attention that it feeds has run; the rings of a stream end in their order.
+    """
     tasks = tuple(device.tasks)
-    for task in (task for task in tasks if task.kind in COMPUTE_KINDS):
+    rings = [task for task in tasks if task.kind is TaskKind.RING_SHIFT]
+    feeds = {_attention(ring): -1 for ring in rings}
+    for place, task in enumerate(tasks):
+        if task.kind not in COMPUTE_KINDS:
+            continue
+        kind = TaskKind.B if task.kind is TaskKind.BI else task.kind
+        parts = range(task.first_segment, task.last_segment + 1) if rings else ()
+        mine = [(kind, task.stage, task.microbatch, part) for part in parts]
+        feeds |= {key: place for key in mine if key in feeds}
         for ring in (tasks[waited] for waited in task.waits if tasks[waited].kind is TaskKind.RING_SHIFT):
-            beside = task.first_segment <= ring.part <= task.last_segment and ring.phase == task.kind
-            if beside and (ring.stage, ring.microbatch) == (task.stage, task.microbatch):
+            if _attention(ring) in mine:
                 what = f"a ring whose buffers {task.kind.name} of segment {ring.part} frees"
                 raise _refused(what, "use recompute=full or recompute=none with it")
+    for before, ring in pairwise(rings):
+        if 0 <= feeds[_attention(ring)] < feeds[_attention(before)] and ring.stream == before.stream:
+            what = f"a ring of {_phase(ring)} behind one of {_phase(before)}, which runs later"
+            raise _refused(what, "use recompute=none, or a schedule without overlapped passes")
+
+
+def _attention(ring: Task) -> tuple[int, int, int, int]:
+    """Return which pass of which segment a ring feeds."""
+    return ring.phase, ring.stage, ring.microbatch, ring.part
+
+
+def _phase(ring: Task) -> str:
+    return f"{TaskKind(ring.phase).name} of segment {ring.part}"
 
 
 def _check_buckets(device: DevicePlan) -> None:

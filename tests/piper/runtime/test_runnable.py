@@ -113,3 +113,14 @@ def test_a_ring_that_attention_waits_for_is_refused() -> None:
     waiting = replace(device, tasks=TaskTable.from_tasks(tasks))
     with pytest.raises(JobError, match=r"(?s)a ring whose buffers F of segment.*recompute=full"):
         require_runnable(replace(found, device_plans=(waiting,)))
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_a_ring_behind_one_whose_attention_runs_later_is_refused(recompute: str) -> None:
+    """A ring ends with its attention: one behind it waits, and its own attention for ever."""
+    strategy = "pp=2,vp=2,cp=2,schedule={},recompute={}"
+    model: dict[str, Any] = {"model": transformer_of, "global_batch": 8}
+    require_runnable(compiled(strategy.format("zbv", recompute), **model))
+    require_runnable(compiled(strategy.format("dualpipe_v", "none"), **model))
+    with pytest.raises(JobError, match=r"(?s)a ring of . of segment .* which runs later.*recompute=none"):
+        require_runnable(compiled(strategy.format("dualpipe_v", recompute), **model))
