@@ -11,14 +11,13 @@ from piper.predict import Job
 from piper.search import SearchRequest, search_strategies
 from piper.search.robustness import robustness_of
 from tests.piper.search.samples import Sample
-from tests.piper.search.test_search import PLAIN, TINY
+from tests.piper.search.test_search import FEW, TINY
 
 
 def test_changes_of_kernels_and_links_are_simulated_each_apart() -> None:
     job = TINY | {"cluster": "local-cpu", "dtype": "fp32"}  # where no launch hides what a kernel takes
-    few = PLAIN | {"recompute": ("none",), "micro_batch": (1,), "tp": (1, 2), "zero": (1,)}
     found: dict[str, Any] = search_strategies(
-        SearchRequest(**job, values=few, top=2, robustness=True)
+        SearchRequest(**job, values=FEW, top=2, robustness=True)
     ).to_json()
     robust, step_s = found["robustness"], found["best"]["step_time_s"]
     times = {row["change"]: row["winner_s"] for row in robust["changes"]}
@@ -31,7 +30,7 @@ def test_changes_of_kernels_and_links_are_simulated_each_apart() -> None:
 def test_a_winner_that_is_not_the_best_then_has_a_regret() -> None:
     """A strategy that sends much is called the winner: the regret is what it loses to the best."""
     job = Job(**TINY | {"cluster": "local-cpu", "dtype": "fp32"})
-    sample = Sample.of(job, **PLAIN)
+    sample = Sample.of(job, **FEW)
     candidates = sorted(sample.space, key=lambda candidate: candidate.tp)[
         :: max(1, sample.space.num_candidates // 2)
     ]

@@ -9,9 +9,9 @@ import pytest
 from piper.errors import JobError
 from piper.search import SearchRequest, SearchResult, search_strategies
 from piper.search.several import search_several
-from tests.piper.search.test_search import PLAIN, TINY
+from tests.piper.search.test_search import FEW, TINY
 
-JOB = {name: value for name, value in TINY.items() if name != "gpus"} | {"values": PLAIN, "top": 2}
+JOB = {name: value for name, value in TINY.items() if name != "gpus"} | {"values": FEW, "top": 2}
 
 
 def searched(**changes: Any) -> dict[str, Any]:
