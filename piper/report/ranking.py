@@ -13,7 +13,9 @@ from piper.report.summary import aligned, assumption_lines, compare, heading_lin
 def describe_search(found: Mapping[str, Any]) -> str:
     """Write the object of `piper search --json` for people."""
     if not found["best"]:
-        parts = [["no strategy fits"], _rejected(found)]
+        conflict = found.get("conflict")
+        because = [f"because     {conflict['reason']}"] if conflict else []
+        parts = [["no strategy fits", *because], _rejected(found)]
     else:
         best, several = found["best"], "gpus" in found
         named = [

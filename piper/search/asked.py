@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from cost_models.units import format_bytes
 from piper.errors import JobError
 from piper.search.choices import Choices, choices_of
 from piper.search.conflicts import Constraint, smallest_conflict, written
@@ -76,6 +79,32 @@ def why_illegal(request: SearchRequest, evaluator: Evaluator) -> str:
         return f"{written(stated)} leaves it out{reasons}"
     values = " and ".join(f"{name}={value}" for _, name, value in conflict)
     return f"no legal strategy has {values} on {evaluator.job.gpus} GPUs{reasons}"
+
+
+def memory_conflict(request: SearchRequest, evaluator: Evaluator) -> dict[str, str] | None:
+    """Return constraints under which nothing can fit by the bounds, none of which could be left out.
+
+    Returns: {constraints, reason}; without constraints where nothing fits with none of them either; None
+        where something might fit by its bounds.
+    """
+
+    def may_fit(chosen: Sequence[Constraint]) -> bool:
+        space = _space_of(request, evaluator, chosen)
+        return space is not None and bool(np.isfinite(evaluator.cells(space).bound_ns).any())
+
+    kept = _constraints(request)
+    if may_fit(kept):
+        return None
+    if not may_fit(()):
+        spare = f", with {format_bytes(request.reserve_bytes)} left free" if request.reserve_bytes else ""
+        reason = f"nothing fits on {evaluator.job.gpus} GPUs, whatever is allowed{spare}"
+        return {"constraints": "", "reason": reason}
+    for constraint in list(kept):
+        fewer = [other for other in kept if other != constraint]
+        if not may_fit(fewer):
+            kept = fewer
+    reason = f"{written(kept)} leave nothing that fits on {evaluator.job.gpus} GPUs, by the bounds"
+    return {"constraints": written(kept), "reason": reason}
 
 
 def _constraints(request: SearchRequest) -> list[Constraint]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.errors import require_known, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
-from piper.search.asked import choices_asked, infeasible, why_illegal
+from piper.search.asked import choices_asked, infeasible, memory_conflict, why_illegal
 from piper.search.choices import require_values
 from piper.search.evaluate import Evaluator
 from piper.search.executors import EXECUTORS
@@ -171,6 +171,9 @@ def _search_one(request: SearchRequest, *, on_progress: Callable[[str], None] | 
         reason = why_illegal(request, evaluator)
         why_not = found.summary["why_not"] | {"reason": reason}
         found = replace(found, summary=found.summary | {"why_not": why_not})
+    if found.summary["best"] is None and not found.summary["simulated"]:
+        conflict = memory_conflict(request, evaluator)
+        found = replace(found, summary=found.summary | {"conflict": conflict})
     if request.robustness and not found.interrupted:
         first = [record.candidate for record in outcome.diverse(request.objective)[:STRATEGIES]]
         checked = robustness_of(first[0], first[1:], evaluator) if first else None

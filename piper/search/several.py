@@ -233,6 +233,8 @@ def _tries(tried: _Tried, chosen: int | None) -> list[dict[str, Any]]:
             "lower_bound_s": summary["lower_bound_s"] if summary else None,
             "ended_by": summary["ended_by"] if summary else None,
         }
+        if summary is not None and summary.get("conflict"):
+            row["reason"] = summary["conflict"]["reason"]
         if gpus in tried.refusals:
             row["reason"] = f"{tried.refusals[gpus].value} {tried.refusals[gpus].rule}"
         rows.append(row)

@@ -64,6 +64,9 @@ def test_a_search_without_a_fitting_strategy_says_so_with_the_reasons() -> None:
     text = describe_search(found(ranking=[], best=None, lower_bound_s=None, gap=None))
     assert text.startswith("no strategy fits")
     assert "does not fit (bound)" in text
+    conflict = {"constraints": "--pin tp=1", "reason": "--pin tp=1 leave nothing that fits on 8 GPUs"}
+    text = describe_search(found(ranking=[], best=None, lower_bound_s=None, gap=None, conflict=conflict))
+    assert text.startswith("no strategy fits\nbecause     --pin tp=1 leave nothing that fits on 8 GPUs")
 
 
 def test_why_not_is_answered_by_cause() -> None:

@@ -274,6 +274,17 @@ def test_an_infeasible_request_names_the_smallest_set_of_constraints_that_confli
     assert str(caught.value.value) == "--micro-batch micro_batch=16 on 4 GPUs"
 
 
+def test_where_nothing_fits_the_constraints_that_forbid_it_are_named() -> None:
+    found = searched(reserve_bytes=79 * 2**30, pin={"pp": "1"}, values=FEW, top=1)
+    assert found["best"] is None
+    assert found["conflict"]["reason"].startswith("nothing fits on 4 GPUs, whatever is allowed")
+    job = {"model": "llama3-8b", "gpus": 8, "global_batch": 8, "seq_len": 512, "values": FEW | {"pp": (1,)}}
+    found = searched(**job, pin={"tp": "1", "zero": "0", "sp": "on"}, top=1)
+    assert found["best"] is None
+    needed = "--pin tp=1 and --pin zero=0 and values offload=none and values pp=1"
+    assert found["conflict"]["constraints"] == needed
+
+
 def test_bytes_that_are_to_stay_free_are_not_used() -> None:
     sample = Sample.of(Job(**TINY), **PLAIN)
     result = sample.evaluator.simulate(next(iter(sample.space)))
