@@ -62,6 +62,12 @@ if TYPE_CHECKING:
     help="Slower than this is no answer where the number of GPUs is open; else whether it is met.",
 )
 @click.option(
+    "--front",
+    type=PositiveInt(20),
+    metavar="N",
+    help="Simulate up to N more along the Pareto front of time and memory.",
+)
+@click.option(
     "--robustness", is_flag=True, help="Whether the winner stays the best with kernels or links 10 % off."
 )
 @whole_run_options

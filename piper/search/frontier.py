@@ -139,15 +139,21 @@ class Frontier:
         cells = cells_with(self.table, wanted)
         order = cells[np.lexsort((cells, self.low[cells]))]
         for cell in order.tolist():
-            if not np.isfinite(self.low[cell]) or cell in self.expanded:
-                continue
-            self.table.refine(np.array([cell]))
-            found = list(self._estimated(cell))
-            self._waiting = [entry for entry in self._waiting if entry[2] != cell]
-            heapq.heapify(self._waiting)
-            self.points += found
-            return found
+            if np.isfinite(self.low[cell]) and cell not in self.expanded:
+                return self.estimate(np.array([cell]))
         return []
+
+    def estimate(self, cells: Ints) -> list[Point]:
+        """Refine cells that were not estimated, and estimate those that may fit; return their points."""
+        self.table.refine(np.sort(cells))
+        found: list[Point] = []
+        for cell in cells[np.isfinite(self.low[cells])].tolist():
+            found += self._estimated(cell)
+        taken = set(cells.tolist())
+        self._waiting = [entry for entry in self._waiting if entry[2] not in taken]
+        heapq.heapify(self._waiting)
+        self.points += found
+        return found
 
     def _threshold(self, limit: float) -> float:
         """Return up to which bound refined cells are estimated now: as far as no unrefined one is lower."""

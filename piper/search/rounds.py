@@ -106,6 +106,10 @@ class Rounds:
                 return
             self._run(open_points[:1], simulate)
 
+    def also(self, points: Sequence[Point], simulate: Simulate) -> None:
+        """Simulate points beyond those that the search needs."""
+        self._run(points, simulate)
+
     def _tighten(self, reason: str) -> None:
         """Refine the cells whose bounds decide the gap, lowest first."""
         if reason == "estimate":

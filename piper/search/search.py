@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.errors import require_known, require_positive, require_positive_int
 from piper.errors import JobError
 from piper.predict import Job
+from piper.search.along_front import simulate_along_front
 from piper.search.asked import choices_asked, infeasible, memory_conflict, why_illegal
 from piper.search.choices import require_values
 from piper.search.evaluate import Evaluator
@@ -75,6 +76,7 @@ class SearchRequest:
         gpu_counts: numbers of GPUs to search at, instead of one; see `piper.search.several`.
         min_gpus: search for the fewest GPUs, up to `gpus`, or of `gpu_counts`.
         target_step_time_s: what is slower is no answer where there are several numbers of GPUs.
+        front: simulate up to so many more strategies that may be on the Pareto front.
         robustness: say whether the winner stays the best on hardware that is 10 % off.
     """
 
@@ -110,6 +112,7 @@ class SearchRequest:
     min_gpus: bool = False
     target_step_time_s: float | None = None
     robustness: bool = False
+    front: int = 0
 
 
 def search_strategies(
@@ -149,8 +152,11 @@ def _search_one(request: SearchRequest, *, on_progress: Callable[[str], None] | 
     means = Means(jobs=request.jobs, executor=request.executor, db=request.db, resume=request.resume)
     with simulations(evaluator, means) as run:
         ended_by = rounds.run(run)
-        if request.why_not and ended_by != INTERRUPTED:
-            rounds.answer(request.why_not, run)
+        if ended_by != INTERRUPTED:
+            if request.front:
+                simulate_along_front(rounds, request.front, run)
+            if request.why_not:
+                rounds.answer(request.why_not, run)
     outcome = Outcome(
         space=space,
         frontier=frontier,
@@ -241,7 +247,7 @@ def _check(request: SearchRequest) -> None:
             error=JobError,
         )
     _check_counts(request)
-    _check_robustness(request)
+    _check_beside_memory(request)
     require_known(request.objective, OBJECTIVES, where="--objective", field="objective", error=JobError)
     require_known(request.executor, list(EXECUTORS), where="--executor", field="executor", error=JobError)
     if request.resume and request.db is None:
@@ -277,7 +283,12 @@ def _check_counts(request: SearchRequest) -> None:
             )  # fmt: skip
 
 
-def _check_robustness(request: SearchRequest) -> None:
+def _check_beside_memory(request: SearchRequest) -> None:
+    if request.front and request.objective == "memory":
+        raise JobError(
+            where="--front", field="objective", value="memory",
+            rule="is not what the front is looked for beside", fix="take --objective time or cost",
+        )  # fmt: skip
     if request.robustness and request.objective == "memory":
         raise JobError(
             where="--robustness", field="objective", value="memory",

@@ -245,6 +245,7 @@ def test_saved_strategies_load_and_name_their_files(tmp_path: Path) -> None:
         ({"top": 0}, "top", "such as 10"),
         ({"jobs": 0}, "jobs", "such as 2"),
         ({"objective": "speed"}, "objective", "time"),
+        ({"objective": "memory", "front": 4}, "objective", "time"),
         ({"time_limit_s": float("nan")}, "time_limit", "seconds"),
         ({"max_candidates": -1}, "max_candidates", "such as"),
         ({"pin": {"pp": "3"}}, "space", "--gpus"),
@@ -315,6 +316,21 @@ def test_what_of_the_whole_front_is_missing_is_counted_as_open(
         missing = {w for w in whole if not any(f[0] <= w[0] and f[1] <= w[1] for f in front)}
         assert len(missing) <= found["pareto_open"]
         assert found["pareto_complete"] is (found["pareto_open"] == 0)
+
+
+def test_along_the_front_what_the_fastest_leaves_out_is_simulated(
+    everything: dict[Candidate, dict[str, Any]],
+) -> None:
+    """With a third of the space simulated, every strategy is within 2 % of one of the front."""
+    alone, found = searched(top=3), searched(top=3, front=16)
+    assert alone["simulated"] < found["simulated"] <= alone["simulated"] + 16
+    assert sum(found["pruned"].values()) + found["simulated"] == found["space_size"]
+    assert found["best"] == alone["best"]
+    assert found["pareto_open"] < alone["pareto_open"]
+    front = [(e["step_time_s"], e["peak_memory_bytes"]) for e in found["pareto"]]
+    for result in everything.values():
+        time_s, memory = result["step_time_s"], result["peak_memory_bytes"]
+        assert min(max(t / time_s, m / memory) for t, m in front) < 1.02
 
 
 def test_the_heat_map_has_the_best_or_a_bound_of_every_tp_and_pp(
