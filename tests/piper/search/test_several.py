@@ -8,6 +8,8 @@ import pytest
 
 from piper.errors import JobError
 from piper.search import SearchRequest, SearchResult, search_strategies
+from piper.search.candidate import Candidate
+from piper.search.evaluate import Evaluator
 from piper.search.several import search_several
 from tests.piper.search.test_search import FEW, TINY
 
@@ -139,3 +141,20 @@ def test_several_searches_resume_from_one_file(tmp_path: Any) -> None:
     assert {k: v for k, v in again.items() if k != "timings_s"} == {
         k: v for k, v in both.items() if k != "timings_s"
     }
+
+
+def test_an_interrupt_ends_the_searches_at_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Evaluator.simulate, []
+
+    def interrupted(self: Evaluator, candidate: Candidate) -> dict[str, Any]:
+        calls.append(candidate)
+        if candidate.gpus == 4:
+            raise KeyboardInterrupt
+        return original(self, candidate)
+
+    monkeypatch.setattr(Evaluator, "simulate", interrupted)
+    result = search_strategies(SearchRequest(**JOB, gpu_counts=(2, 4, 8)))
+    assert result.interrupted
+    assert result.summary["ended_by"] == "interrupted"
+    assert [row["gpus"] for row in result.summary["gpus"]] == [2, 4]
+    assert result.summary["best"]["n_gpus"] == 2
