@@ -4,8 +4,8 @@
 A search for the fastest looks where the fastest may be. The rest of the front, slower and with less memory,
 is looked for afterwards, in turns: cells on the staircase of likely times and least bytes are estimated, and
 of the estimates those on the staircase of corrected times and bytes are simulated, evenly spread. It ends
-with the simulations that are allowed, or where nothing promises to be on the front, even at the lowest ratios to
-estimates that were seen.
+with the simulations that are allowed, or where nothing promises to be on the front, even at the lowest ratios
+to estimates that were seen.
 """
 
 from __future__ import annotations
