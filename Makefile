@@ -35,11 +35,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "test: everything that needs neither a GPU nor patience"
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: $(STAMP)
 	@echo "test-slow: the long tests"
-	$(BIN)/python -m pytest -q -n auto -m "slow and not gpu"; status=$$?; [ $$status -eq 5 ] && echo "test-slow: no long tests yet" || exit $$status
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "slow and not gpu"; status=$$?; [ $$status -eq 5 ] && echo "test-slow: no long tests yet" || exit $$status
 
 check: $(STAMP)
 	@echo "check: lint, formatting, types, import rules, sizes"

@@ -42,6 +42,8 @@ COLLECTIVES = {
     "all_gather_into_tensor": "ALL_GATHER",
     "reduce_scatter_tensor": "REDUCE_SCATTER",
 }
+UNLIKE = ("llama", "llama4", "qwen2_moe", "gemma3", "deepseek_v3", "gpt_oss", "gpt2", "bloom", "falcon")
+"""Families whose layers are cut in ways of their own; the others are among the slow tests."""
 GRID = [(degree, sequence_parallel) for degree in (2, 4, 8) for sequence_parallel in (False, True)]
 
 
@@ -211,8 +213,8 @@ def check(name, *, degree, sequence_parallel, tmp_path):
     assert backward.exchanged == expected_bytes(local, graph, TaskKind.B)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_one_rank_of_every_family_does_and_exchanges_what_dtensor_says(name, tmp_path):
+@pytest.mark.parametrize("name", UNLIKE)
+def test_one_rank_of_a_family_does_and_exchanges_what_dtensor_says(name, tmp_path):
     check(name, degree=4, sequence_parallel=True, tmp_path=tmp_path)
 
 
