@@ -1,5 +1,6 @@
 """The global training graph: captured segments become F and B nodes; directives and passes rewrite them."""
 
+from piper.graph.balance import balanced_cut
 from piper.graph.build import build_graph
 from piper.graph.captured import CapturedModel, CapturedSegment, PassCost
 from piper.graph.cut import Units, default_cut, stages_of_segments, units_of
@@ -41,6 +42,7 @@ __all__ = [
     "StreamRule",
     "TensorSharding",
     "Units",
+    "balanced_cut",
     "build_graph",
     "default_cut",
     "dump",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from piper.strategy import Shorthand
+from piper.strategy.cuts import EVEN
 
 NO_NUMBER = 0
 """In a dimension of whole numbers: left to the default."""
@@ -36,6 +37,7 @@ class Candidate:
     offload: str = "none"
     bucket_mb: int = NO_NUMBER
     prefetch: int = NO_NUMBER
+    cut: str = EVEN
 
     @property
     def shorthand(self) -> Shorthand:
@@ -62,6 +64,7 @@ class Candidate:
             offload=self.offload if self.offload != "none" else None,
             bucket_mb=self.bucket_mb or None,
             prefetch=self.prefetch or None,
+            cut=self.cut if self.cut != EVEN and self.pp > 1 else None,
         )
 
     @property

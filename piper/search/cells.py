@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cost_models.ops import DTYPE_BYTES
 from cost_models.price import CollectiveKind
-from piper.graph import Units, default_cut
+from piper.graph import Units
 from piper.search.chain_bounds import chains
 from piper.search.choices import FRACTION
 from piper.search.held import held_at_least, held_microbatches, held_usually
@@ -35,6 +35,7 @@ from piper.search.space import (
 )
 from piper.search.stage_costs import Cut, StageCosts, cut_of, stage_costs
 from piper.search.unit_costs import UnitCosts, UnitCostTable, Working, is_aligned
+from piper.strategy.cuts import EVEN
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -53,7 +54,7 @@ class Frame:
 
     Args:
         pp, vp: pipeline ranks, stages on each.
-        schedule: index into the choices.
+        schedule, cut: indices into the choices.
         rule: of the schedule.
         members: int64 [n], the layouts.
     """
@@ -61,6 +62,7 @@ class Frame:
     pp: int
     vp: int
     schedule: int
+    cut: int
     rule: ScheduleRule
     members: Ints
 
@@ -73,6 +75,15 @@ class Frame:
     def watched(self) -> list[int]:
         """Return the ranks whose memory bounds look at."""
         return sorted({0, min(1, self.pp - 1), self.pp - 1})
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the pipeline rank of each stage; of two that hold the same stages the first."""
+        found = [0] * self.num_stages
+        for rank in reversed(range(self.pp)):
+            for stage in self.stages_of_rank(rank):
+                found[stage] = rank
+        return found
 
     def stages_of_rank(self, rank: int) -> list[int]:
         """Return the stages of the model on a rank."""
@@ -108,6 +119,7 @@ class CellTable:
     Args:
         space: of the search.
         units: of the model.
+        counts_of: (cut, pipeline rank of each stage, recompute) -> units of each stage.
         costs: of units, probed on demand.
         rules: of states.
         network: prices of messages.
@@ -130,6 +142,7 @@ class CellTable:
 
     space: Space
     units: Units
+    counts_of: Callable[[str, Sequence[int], str], tuple[int, ...]]
     costs: UnitCostTable
     rules: StateRules
     network: Network
@@ -147,7 +160,7 @@ class CellTable:
     least_bytes: Floats = field(init=False)
     refined: npt.NDArray[np.bool_] = field(init=False)
     too_big: Ints = field(init=False)
-    _cuts: dict[tuple[int, str], Cut] = field(default_factory=dict)
+    _cuts: dict[tuple[object, ...], Cut] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     _known: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _factors: dict[tuple[int, int, int], float] = field(default_factory=dict)
@@ -171,16 +184,17 @@ class CellTable:
 
     def _frames(self) -> Iterator[Frame]:
         columns = self.space.layouts
-        keys = np.stack([columns[name] for name in ("pp", "vp", "schedule")], axis=1)
+        keys = np.stack([columns[name] for name in ("pp", "vp", "schedule", "cut")], axis=1)
         distinct, number = np.unique(keys, axis=0, return_inverse=True)
         order = np.argsort(number.reshape(-1), kind="stable")
         ends = np.cumsum(np.bincount(number.reshape(-1), minlength=len(distinct)))
         names = self.space.choices.texts("schedule")
-        for (pp, vp, schedule), first, last in zip(
+        for (pp, vp, schedule, cut), first, last in zip(
             distinct.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True
         ):
             rule = RULES.get(names[schedule], ScheduleRule(splits=True, overlaps=True))
-            yield Frame(pp=pp, vp=vp, schedule=schedule, rule=rule, members=order[first:last])
+            members = order[first:last]
+            yield Frame(pp=pp, vp=vp, schedule=schedule, cut=cut, rule=rule, members=members)
 
     def _cells(self, number: int, frame: Frame) -> tuple[Ints, Ints, Ints]:
         tables = self.space.working_of[frame.members]
@@ -314,7 +328,7 @@ class CellTable:
         self, frame: Frame, keys: Sequence[Sequence[int]], again: str, *, exact: bool
     ) -> StageCosts:
         """Return the costs of the stages of a frame; frames of one cut share them."""
-        key = (frame.num_stages, frame.rule.splits, again, exact, *map(tuple, keys))
+        key = (*self._cut_key(frame), frame.rule.splits, again, exact, *map(tuple, keys))
         if key not in self._known:
             self._known[key] = self._new_stage_costs(frame, keys, again, exact=exact)
         return self._known[key]
@@ -346,18 +360,24 @@ class CellTable:
 
     def cut(self, frame: Frame, again: str) -> Cut:
         """Return the default cut of a frame, with the layers that are computed again."""
-        key = (frame.num_stages, again)
+        key = (*self._cut_key(frame), again)
         if key not in self._cuts:
-            counts = default_cut(self.units, frame.num_stages)
+            text = self.space.choices.texts("cut")[frame.cut]
+            counts = self.counts_of(text, frame.ranks, again)
             layers = -(-self.units.layers // frame.num_stages)
-            number = layers if again == "full" else 0
+            number = max(counts) if again == "full" else 0
             if again.startswith("full:"):
                 number = layers_of_share(again, layers) if again.endswith(FRACTION) else int(again[5:])
             self._cuts[key] = cut_of(counts, self.costs.kinds, recomputed=number)
         return self._cuts[key]
 
+    def _cut_key(self, frame: Frame) -> tuple[object, ...]:
+        """Return what the units of its stages depend on."""
+        even = self.space.choices.texts("cut")[frame.cut] == EVEN
+        return (frame.num_stages,) if even else (frame.num_stages, frame.pp, frame.rule.layout)
+
     def _ends_of(self, frame: Frame) -> Ends:
-        key = (frame.num_stages, frame.pp, frame.rule.layout, frame.schedule, frame.vp)
+        key = (*self._cut_key(frame), frame.pp, frame.rule.layout, frame.schedule, frame.vp)
         if key not in self._ends:
             self._ends[key] = Ends.of(self, frame)
         return self._ends[key]

@@ -9,6 +9,7 @@ from cost_models.errors import LARGEST_COUNT, nearest, whole_number
 from piper.errors import JobError
 from piper.search.candidate import DIMENSIONS
 from piper.search.schedule_rules import RULES
+from piper.strategy.cuts import BALANCED, EVEN
 
 FRACTION = "%"
 TP = -1
@@ -28,9 +29,10 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "recompute": RECOMPUTE,
     "async_tp": ("off", "on"),
     "offload": ("none", "optimizer", "activations", "params"),
+    "cut": (BALANCED,),
 }
 """Dimensions that are not numbers, and the values that are tried. Orders are synthesized for a job that is
-known (`piper.search.synthesis`): only where that is asked for."""
+known (`piper.search.synthesis`): only where that is asked for; so is the default cut into stages."""
 MOST = {"tp": 16, "cp": 16}
 """Largest degrees that are tried unless they are stated: published runs have at most 16 of each (the largest
 are Narayanan et al. 2021 with tp = 8, Llama 3 405B with cp = 16, arXiv 2407.21783), and each costs probes."""
@@ -185,6 +187,8 @@ def _require_text(name: str, value: str, *, where: str) -> None:
     known = TEXTS[name]
     layers = whole_number(value.removeprefix("full:").removesuffix(FRACTION))
     if value in known or (name == "recompute" and value.startswith("full:") and layers):
+        return
+    if name == "cut" and value in {EVEN, BALANCED}:
         return
     if name == "schedule" and (value in RULES or ".py:" in value or value.endswith(".csv")):
         return

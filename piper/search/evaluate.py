@@ -6,22 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from piper.errors import JobError, StrategyError
 from piper.graph import CapturedModel, units_of
 from piper.graph.experts import count_experts
 from piper.predict import Job, compile_resolved, load_hardware, require_cluster_holds, seq_len_of
 from piper.search.candidate import Candidate
-from piper.search.cells import CellTable
+from piper.search.cells import CellTable, Frame
 from piper.search.choices import Choices
 from piper.search.estimate import Estimator
 from piper.search.keeping import StateRules
 from piper.search.network import Network
 from piper.search.order_table import cost_key
+from piper.search.schedule_rules import RULES, ScheduleRule
 from piper.search.space import JobLimits, ModelLimits, Space, enumerate_space
 from piper.search.thin import Kinds, kinds_of
 from piper.search.unit_costs import UnitCostTable
 from piper.shortened import simulate_short, with_microbatches
 from piper.strategy import Resolved, Strategy, resolve
+from piper.strategy.cuts import BALANCED, EVEN, units_of_stages
 from piper.strategy.pass_costs import pass_costs
 from piper.workbench import Workbench
 from simulator.plan import Plan
@@ -55,6 +59,7 @@ class Evaluator:
     only_runnable: bool = False
     _bench: Workbench = field(default_factory=Workbench)
     _models: dict[int, CapturedModel] = field(default_factory=dict)
+    _balanced: dict[tuple[int, int, str], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from piper.models import find_model
@@ -143,6 +148,7 @@ class Evaluator:
             experts=tuple(sorted(set(count_experts(model, regions).values()))),
             cuts_tensors="TP" in tags,
             cuts_sequences="CP" in tags,
+            balances=self._balances,
         )
 
     def space(self, choices: Choices) -> Space:
@@ -159,6 +165,7 @@ class Evaluator:
         return CellTable(
             space=space,
             units=units_of(self.model(1)),
+            counts_of=self._counts_of,
             costs=self.costs,
             rules=StateRules(
                 states=self.habits.states(self.job.dtype, optimizer=self.job.optimizer),
@@ -171,6 +178,26 @@ class Evaluator:
             has_barrier=self.job.clip_grad_norm is not None,
             global_batch=self.job.global_batch or 1,
         )
+
+    def _counts_of(self, cut: str, ranks: Sequence[int], recompute: str) -> tuple[int, ...]:
+        """Return the units of each stage of a cut, as a strategy that says so has them."""
+        return units_of_stages(self.model(1), cut, ranks=ranks, recompute=recompute)
+
+    def _balances(self, pp: int, vp: int, schedule: str) -> bool:
+        """Return whether a balanced cut is another one than the default."""
+        rule = RULES.get(schedule)
+        layout = rule.layout if rule is not None else "loop"
+        if (pp, vp, layout) not in self._balanced:
+            frame = Frame(
+                pp=pp, vp=vp, schedule=0, cut=0, rule=rule or ScheduleRule(),
+                members=np.zeros(0, dtype=np.int64),
+            )  # fmt: skip
+            known = frame.num_stages <= self.num_units
+            self._balanced[pp, vp, layout] = known and any(
+                self._counts_of(BALANCED, frame.ranks, again) != self._counts_of(EVEN, frame.ranks, again)
+                for again in ("none", "full")
+            )
+        return self._balanced[pp, vp, layout]
 
     def estimator(self, table: CellTable) -> Estimator:
         """Return what estimates points of a table of cells."""

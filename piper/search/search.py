@@ -47,6 +47,7 @@ SEEDS: dict[str, tuple[int | str, ...]] = {
     "offload": ("none",),
     "bucket_mb": (0,),
     "prefetch": (0,),
+    "cut": ("balanced",),
 }
 """What is tried for a first answer: the ways that people try first."""
 

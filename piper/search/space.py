@@ -15,7 +15,7 @@ parallelism, where there is none; orders of a pipeline of one rank. A pinned val
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,13 +26,14 @@ from piper.schedules import MOST_PASSES
 from piper.search.candidate import Candidate, family_of
 from piper.search.choices import FRACTION, TP, Choices
 from piper.search.schedule_rules import RULES
+from piper.strategy.cuts import EVEN
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 NODE = -1
 """The choice of hsdp that stands for the ranks of one node."""
-LAYOUT_COLUMNS = ("gpus", "tp", "pp", "cp", "ep", "etp", "dp", "vp", "micro_batch", "schedule")
+LAYOUT_COLUMNS = ("gpus", "tp", "pp", "cp", "ep", "etp", "dp", "vp", "micro_batch", "schedule", "cut")
 WORKINGS = ("sp", "async_tp", "recompute")
 KEEPINGS = ("zero", "hsdp", "offload", "bucket_mb", "prefetch")
 CUT_GRADIENTS, CUT_PARAMETERS = 2, 3
@@ -49,6 +50,7 @@ class ModelLimits:
         heads: query heads of every attention.
         experts: of every region of experts.
         cuts_tensors, cuts_sequences: whether any region can be cut over tp, over cp.
+        balances: (pp, vp, schedule) -> whether a balanced cut into stages is another one than the default.
     """
 
     num_units: int
@@ -57,6 +59,7 @@ class ModelLimits:
     experts: tuple[int, ...] = ()
     cuts_tensors: bool = False
     cuts_sequences: bool = False
+    balances: Callable[[int, int, str], bool] = lambda pp, vp, schedule: False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +129,13 @@ class Space:
         """Return a point; `working` and `keeping` are rows of the tables of the layout."""
         values = {name: int(column[layout]) for name, column in self.layouts.items()}
         schedule = self.choices.texts("schedule")[values.pop("schedule")]
+        cut = self.choices.texts("cut")[values.pop("cut")]
         work = self.workings[int(self.working_of[layout])].columns
         keep = self.keepings[int(self.keeping_of[layout])].columns
         return Candidate(
             **values,
             schedule=schedule,
+            cut=cut,
             sp=self.choices.texts("sp")[int(work["sp"][working])],
             async_tp=self.choices.texts("async_tp")[int(work["async_tp"][working])],
             recompute=recompute_text(
@@ -186,7 +191,7 @@ def enumerate_space(choices: Choices, model: ModelLimits, job: JobLimits) -> Spa
     reason = np.zeros(len(raw["tp"]), dtype=np.int64)
     for number, (_, broken) in enumerate(rules, start=1):
         reason[(reason == 0) & broken] = number
-    duplicate = (reason == 0) & (same | _says_the_same(raw, choices))
+    duplicate = (reason == 0) & (same | _says_the_same(raw, choices) | _cut_alike(raw, choices, model))
     legal = (reason == 0) & ~duplicate
     options = choices.num_workings * choices.num_keepings
     illegal: Counter[tuple[str, str]] = Counter()
@@ -244,7 +249,8 @@ def _raw_layouts(choices: Choices) -> tuple[dict[str, Ints], Bools]:
     etp = np.array(choices.numbers("etp"), dtype=np.int64)
     sizes = np.array(choices.numbers("micro_batch"), dtype=np.int64)
     orders = np.array(_orders(choices), dtype=np.int64).reshape(-1, 2)
-    axes = [np.arange(len(grid)), ep, etp, sizes, np.arange(len(orders))]
+    cuts = np.arange(len(choices.texts("cut")))
+    axes = [np.arange(len(grid)), ep, etp, sizes, np.arange(len(orders)), cuts]
     mesh = [part.ravel() for part in np.meshgrid(*axes, indexing="ij")]
     gpus, tp, pp, cp, dp = grid[mesh[0]].T
     schedules, vp = orders[mesh[4]].T
@@ -253,6 +259,7 @@ def _raw_layouts(choices: Choices) -> tuple[dict[str, Ints], Bools]:
         "gpus": gpus, "tp": tp, "pp": pp, "cp": cp, "ep": mesh[1],
         "etp": np.where(mesh[2] == TP, tp, mesh[2]),
         "dp": dp, "vp": vp, "micro_batch": mesh[3], "schedule": schedules,
+        "cut": mesh[5],
     }  # fmt: skip
     return columns, same
 
@@ -330,6 +337,19 @@ def _says_the_same(raw: Mapping[str, Ints], choices: Choices) -> Bools:
     if len(choices.numbers("vp")) > 1:
         found |= one & (raw["vp"] > 1)
     return found
+
+
+def _cut_alike(raw: Mapping[str, Ints], choices: Choices, model: ModelLimits) -> Bools:
+    """Return which layouts are cut as those with the default cut, which is a choice, too."""
+    texts = choices.texts("cut")
+    if EVEN not in texts:
+        return np.zeros(len(raw["tp"]), dtype=np.bool_)
+    keys = np.stack([raw[name] for name in ("pp", "vp", "schedule")], axis=1)
+    distinct, number = np.unique(keys, axis=0, return_inverse=True)
+    schedules = choices.texts("schedule")
+    alike = [not (pp > 1 and model.balances(pp, vp, schedules[name])) for pp, vp, name in distinct.tolist()]
+    same: Bools = np.array(alike, dtype=np.bool_)[number.reshape(-1)]
+    return np.asarray(same & (raw["cut"] != texts.index(EVEN)))
 
 
 def _tables_of_workings(

@@ -12,6 +12,7 @@ from piper.graph.directive import Directive
 from piper.graph.graph import Rows
 from piper.schedules import copies_of, find_schedule, schedule_rows, stages_of
 from piper.schedules.copies import Copies, in_model_stages
+from piper.strategy.cuts import units_of_stages
 from piper.strategy.expand import directives_of_shorthand
 from piper.strategy.pass_costs import pass_costs
 from piper.strategy.places import default_places, joined, places_of_stages
@@ -30,6 +31,8 @@ def complete(resolved: Resolved, model: CapturedModel) -> tuple[tuple[int, ...],
     listed = [d for d in stated if isinstance(d, Place)]
     places = _places(resolved, listed)
     counts = _unit_counts(resolved, places, model)
+    if resolved.shorthand.cut is not None:
+        places = tuple(replace(place, units=count) for place, count in zip(places, counts, strict=True))
     directives: list[Directive] = [_mesh(resolved), *resolved.strategy.stage_meshes]
     directives += joined(places)
     directives += [place for place in listed if not place.is_whole]
@@ -105,6 +108,14 @@ def _copies(resolved: Resolved) -> Copies:
 
 def _unit_counts(resolved: Resolved, places: Sequence[Place], model: CapturedModel) -> tuple[int, ...]:
     units = units_of(model)
+    if resolved.shorthand.cut is not None:
+        return units_of_stages(
+            model,
+            resolved.shorthand.cut,
+            ranks=_ranks(resolved, places),
+            recompute=resolved.shorthand.recompute or "none",
+            where=resolved.strategy.where,
+        )
     stated = [place.units for place in places if place.units is not None]
     if not stated:
         return default_cut(units, len(places), where=resolved.strategy.line_of(Place, Mesh))
@@ -115,6 +126,13 @@ def _unit_counts(resolved: Resolved, places: Sequence[Place], model: CapturedMod
             fix=f"the default cut is {default_cut(units, len(places), where=places[0].where)}",
         )  # fmt: skip
     return tuple(stated)
+
+
+def _ranks(resolved: Resolved, places: Sequence[Place]) -> list[int]:
+    """Return a pipeline rank for each stage; two that hold the same stages are one."""
+    ranks = [place.pp or 0 for place in places]
+    pairs = _copies(resolved).count > 1
+    return [min(rank, resolved.pp - 1 - rank) if pairs else rank for rank in ranks]
 
 
 def _filled_in(directive: Directive, resolved: Resolved) -> Directive:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from cost_models.errors import LARGEST_COUNT, nearest, whole_number
 from piper.errors import StrategyError
+from piper.strategy.cuts import is_cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Shorthand:
     offload: str | None = None
     bucket_mb: int | None = None
     prefetch: int | None = None
+    cut: str | None = None
 
     def __str__(self) -> str:
         """Return the canonical text; `parse` is its inverse."""
@@ -92,6 +94,8 @@ def read_value(key: str, text: str, *, where: str) -> int | str:
         return text
     if key == "recompute":
         return _recompute(text, where=where)
+    if key == "cut":
+        return _cut(text, where=where)
     least = 0 if key in {"zero", "prefetch"} else 1
     number = whole_number(text)
     if number is None or not least <= number <= LARGEST_COUNT:
@@ -106,6 +110,15 @@ def read_value(key: str, text: str, *, where: str) -> int | str:
             where=where, field=key, value=text, rule="must be 0, 1, 2 or 3", fix="write zero=1"
         )
     return number
+
+
+def _cut(text: str, *, where: str) -> str:
+    if is_cut(text):
+        return text
+    raise StrategyError(
+        where=where, field="cut", value=text, rule="must be even, balanced, or the units of every stage",
+        fix="write cut=balanced, or for example cut=9+10+10+8",
+    )  # fmt: skip
 
 
 def _recompute(text: str, *, where: str) -> str:
