@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 help:
 	@echo "install    create $(VENV) with pinned versions (skipped when up to date)"
 	@echo "demo       plan Llama-3-8B on 64 H100, search, train a small model on 4 CPU processes; results in out/"
-	@echo "test       all tests that need neither a GPU nor patience (under 5 minutes)"
+	@echo "test       all tests that need neither a GPU nor patience (10 to 15 minutes on 2 cores)"
 	@echo "test-slow  the tests left out of 'test' for their length"
 	@echo "check      ruff, formatting, mypy, import rules; prints the longest files and functions"
 	@echo "accuracy   the cost models' error on measurements"
