@@ -34,7 +34,7 @@ from piper.search.status import layout_of
 from piper.strategy import Strategy
 
 MODEL, GLOBAL_BATCH, SEQ_LEN, PROCESSES = "tiny-llama", 8, 64, 4
-NEAR = 1.3
+NEAR = 2.0
 """Strategies up to so many times the fastest in the first round run in the following ones."""
 FINALISTS = 8
 """At most so many of them."""
