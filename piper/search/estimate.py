@@ -138,6 +138,16 @@ class _CellEstimate:
         return float(self.order.num_microbatches * max(each[stages].sum() for stages in self._stages))
 
     @cached_property
+    def _shared_cores_ns(self) -> float:
+        """Return the time of all kernels of all ranks on the cores that they share; 0: each has its own."""
+        cost_model = self.table.network.cost_model
+        cores = cost_model.cluster.host.cores
+        if cores is None or not cost_model.stack.contention:
+            return 0.0
+        each = float(self.costs.busy_ns[0].sum()) * self.order.num_microbatches
+        return each * self._apart / cores
+
+    @cached_property
     def _times(self) -> PassTimes:
         return self.costs.times(0, overlaps=self.frame.rule.overlaps)
 
@@ -220,7 +230,8 @@ class _CellEstimate:
                 waited = number * np.array([each[stages].sum() for stages in self._stages])
             extra = np.maximum(waited, busy - self._ends_ns) + beside
         extra = extra + self._copies_ns(zero, away)
-        return max(float((begin + ends + np.maximum(extra, 0.0)).max()), self._host_ns)
+        alone = float((begin + ends + np.maximum(extra, 0.0)).max())
+        return max(alone, self._host_ns, self._shared_cores_ns + float((begin + tail).max()))
 
     def _fetches_waited_ns(self, fetch: Floats, stream: Floats, *, ahead: int) -> Floats:
         """Return how long the backward of a microbatch waits for what it fetches, float64 [stages].

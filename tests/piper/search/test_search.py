@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import cost_models
 from piper.errors import JobError
 from piper.predict import Job
 from piper.search import SearchRequest, search_strategies
@@ -284,6 +285,25 @@ def test_where_nothing_fits_the_constraints_that_forbid_it_are_named() -> None:
     assert found["best"] is None
     needed = "--pin tp=1 and --pin zero=0 and values offload=none and values pp=1"
     assert found["conflict"]["constraints"] == needed
+
+
+def test_where_ranks_share_a_core_the_search_knows(tmp_path: Path) -> None:
+    """On one core the work of all ranks adds up: a pipeline that computes little elsewhere wins nothing."""
+    text = (Path(cost_models.__file__).parent / "clusters" / "local_cpu.yaml").read_text()
+    cluster = tmp_path / "one-core.yaml"
+    cluster.write_text(text.replace("cores: 4", "cores: 1"))
+    job = Job(**TINY | {"cluster": str(cluster), "dtype": "fp32"})
+    values = FEW | {"micro_batch": (1, 4, 8), "schedule": ("1f1b", "zb_h1")}
+    sample = Sample.of(job, **values)
+    times = {c: sample.evaluator.simulate(c)["step_time_s"] for c in sample.space}
+    found = searched(cluster=str(cluster), dtype="fp32", values=values, top=1)
+    assert found["simulated"] < len(times)
+    assert found["best"]["step_time_s"] <= min(times.values()) * 1.001
+    ratios = [
+        sample.estimates(cell).step_ns[row] / 1e9 / times[c]
+        for cell, row, c in sample.random_points(12, seed=1)
+    ]
+    assert max(ratios) < 1.75 * min(ratios)
 
 
 def test_bytes_that_are_to_stay_free_are_not_used() -> None:
