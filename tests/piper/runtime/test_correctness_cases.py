@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from piper.errors import PiperError
+from piper.models import find_model
 from piper.runtime import run_local
+from piper.runtime.sources import build
 from tests.piper.runtime.checkpointed import Checkpointed
 from tests.piper.runtime.jobs import plan_of, train
 from tests.piper.runtime.named_runs import compiled_job, require_equal, run_job
@@ -107,6 +109,13 @@ def every_adapter_gets_a_gradient(folder: Path) -> None:
     outcome = run_job(compiled_job(str(folder), "pp=2,dp=2,zero=1", optimizer="sgd"))
     require_equal(outcome)
     assert outcome.result["gradient_coverage"] == {"trainable": 4 * 3 * 2, "with_gradient": 4 * 3 * 2}
+    reported = base | {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336}
+    (folder / "config.json").write_text(json.dumps(reported))
+    adapter = {"r": 64, "lora_alpha": 128, "target_modules": ["gate_proj", "up_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    module = build(find_model(str(folder)), dtype="bf16", device="meta", seq_len=SEQ)
+    trained = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
+    assert (len(trained), sum(trained)) == (32 * 3 * 2, 32 * 3 * 64 * (4096 + 14336))
 
 
 def a_stage_without_trained_parameters_hinders_nobody(_folder: Path) -> None:
