@@ -33,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _CUT_GRADIENTS, _CUT_PARAMETERS = 2, 3
+_FUSED_PASSES, _SPLIT_PASSES = 2, 3
 _MB = 2.0**20
 
 
@@ -145,7 +146,16 @@ class _CellEstimate:
         if cores is None or not cost_model.stack.contention:
             return 0.0
         each = float(self.costs.busy_ns[0].sum()) * self.order.num_microbatches
-        return each * self._apart / cores
+        called = self.frame.pp * self._called_ns
+        return (each + called) * self._apart / cores
+
+    @cached_property
+    def _called_ns(self) -> float:
+        """Return what the passes of a rank take beside their kernels; 0 where the host runs ahead."""
+        passes = len(self._stages[0]) * (_SPLIT_PASSES if self.frame.rule.splits else _FUSED_PASSES)
+        return (
+            1e9 * self.table.network.cost_model.pass_overhead.seconds * passes * self.order.num_microbatches
+        )
 
     @cached_property
     def _times(self) -> PassTimes:
@@ -230,7 +240,7 @@ class _CellEstimate:
                 waited = number * np.array([each[stages].sum() for stages in self._stages])
             extra = np.maximum(waited, busy - self._ends_ns) + beside
         extra = extra + self._copies_ns(zero, away)
-        alone = float((begin + ends + np.maximum(extra, 0.0)).max())
+        alone = float((begin + ends + np.maximum(extra, 0.0)).max()) + self._called_ns
         return max(alone, self._host_ns, self._shared_cores_ns + float((begin + tail).max()))
 
     def _fetches_waited_ns(self, fetch: Floats, stream: Floats, *, ahead: int) -> Floats:
