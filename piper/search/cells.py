@@ -103,6 +103,7 @@ class _Loads:
         late_ns: that passes of a step wait for copies to the host, at least.
         usual, usual_moved: the same with what lives for a moment, as it usually is.
         copied_ns: for which the copies to the host of a step take the link.
+        shared_ns: for which passes of all ranks take the cores that they share.
     """
 
     held: Floats
@@ -110,6 +111,7 @@ class _Loads:
     usual: Floats
     usual_moved: Floats
     copied_ns: Floats
+    shared_ns: Floats
 
 
 @dataclass(kw_only=True)
@@ -424,7 +426,25 @@ class CellTable:
             usual=usual + passing,
             usual_moved=whole + passing,
             copied_ns=number * scale * self._moved_bytes(frame, costs)[way] * copy,
+            shared_ns=number * self._shared_ns(frame, cells, scale * costs.busy_ns.sum(axis=(1, 2))[way]),
         )
+
+    def _shared_ns(self, frame: Frame, cells: Ints, busy_ns: Floats) -> Floats:
+        """Return the time of a microbatch on the cores that all ranks share, [cells]; 0: each has its own.
+
+        Args:
+            frame, cells: which.
+            busy_ns: of the kernels of one replica of all stages, [cells].
+        """
+        cost_model = self.network.cost_model
+        cores = cost_model.cluster.host.cores
+        if cores is None or not cost_model.stack.contention:
+            return np.zeros(len(cells))
+        passes = ("F", "BI", "BW") if frame.rule.splits else ("F", "B")
+        called_ns = 1e9 * cost_model.pass_overhead.seconds * frame.num_stages * len(passes)
+        columns, layouts = self.space.layouts, self.layout[cells]
+        ranks = columns["tp"][layouts] * columns["cp"][layouts] * columns["dp"][layouts]
+        return np.asarray((busy_ns + called_ns) * ranks / cores)
 
     def _keep(self, frame: Frame, cells: Ints, loads: _Loads, *, exact: bool) -> None:
         """Bound cells whose passes are known, under the cheapest way of keeping states."""
@@ -432,6 +452,7 @@ class CellTable:
         place = np.searchsorted(frame.members, self.layout[cells])
         passes, launches = self.passes_ns[cells], self.launches_ns[cells]
         usual_ns = passes * self._longer(frame, self.layout[cells], exact=exact)
+        usual_ns = np.maximum(usual_ns, loads.shared_ns)
         bound, smallest, likely = (np.full(len(cells), np.inf) for _ in range(3))
         dead = np.zeros(len(cells), dtype=np.int64)
         for index, away in enumerate(ends.moves_activations):
