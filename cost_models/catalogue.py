@@ -41,8 +41,8 @@ TASKS = (
 
 _SLOWDOWNS = ("matmul", "attention", "memory", "collective")
 _COST = (
-    "launch_overhead", "communication_overhead", "pass_wait", "step_wait", "run_ahead", "blocking", "awaited",
-    "attention_kernel", "expandable_segments", "contention", "step_error",
+    "launch_overhead", "communication_overhead", "collective_skew", "pass_wait", "step_wait", "run_ahead",
+    "blocking", "awaited", "attention_kernel", "expandable_segments", "contention", "step_error",
     *(f"{name}_slowdown" for name in _SLOWDOWNS),
 )  # fmt: skip
 
@@ -61,6 +61,7 @@ class Stack:
         description: for people.
         launch_overhead_s: host time to launch one kernel.
         communication_overhead_s: host time to launch a transfer or a collective.
+        collective_skew_s: by which members of a collective arrive apart, per doubling of their number.
         pass_wait_s: of a forward or backward of a stage, in which the device waits for the host.
         step_wait_s: the same, once per step (data, loss, logging).
         slowdowns: time of this framework's kernels over those of the GPU's and cluster's files, by
@@ -81,6 +82,7 @@ class Stack:
     description: str
     launch_overhead_s: float
     communication_overhead_s: float
+    collective_skew_s: float
     pass_wait_s: float
     step_wait_s: float
     slowdowns: Mapping[str, float]
@@ -286,6 +288,7 @@ def _stack(path: Path) -> Stack:
         description=file.text("description"),
         launch_overhead_s=cost.seconds("launch_overhead", zero_ok=True),
         communication_overhead_s=_optional_s(cost, "communication_overhead", default_of="launch_overhead"),
+        collective_skew_s=_optional_s(cost, "collective_skew"),
         pass_wait_s=_optional_s(cost, "pass_wait"),
         step_wait_s=_optional_s(cost, "step_wait"),
         slowdowns={

@@ -27,7 +27,6 @@ from cost_models.layout import Flags, Ints, Layout
 from cost_models.links import Links
 from cost_models.models.collectives import Collectives
 from cost_models.price import CollectiveKind, bus_factor
-from cost_models.topology import Cluster
 from cost_models.use import CommunicationUse, LinkKind
 
 Floats = npt.NDArray[np.float64]
@@ -55,14 +54,14 @@ class Loads:
     """What the communication of a job holds.
 
     Args:
-        cluster: what the ranks run on.
+        collectives: their prices on what the ranks run on.
         num_ranks: of the job.
     """
 
-    def __init__(self, cluster: Cluster, *, num_ranks: int, slowdown: float = 1.0) -> None:
-        self.cluster = cluster
-        self.links = Links(cluster, num_ranks)
-        self._collectives = Collectives(cluster, slowdown=slowdown)
+    def __init__(self, collectives: Collectives, *, num_ranks: int) -> None:
+        self.cluster = collectives.cluster
+        self.links = Links(self.cluster, num_ranks)
+        self._collectives = collectives
         self._layouts: dict[tuple[tuple[int, ...], bytes], Layout] = {}
 
     def transfer(

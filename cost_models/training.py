@@ -38,6 +38,8 @@ def trained(content: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 def _scaled(value: Any, factor: Any, *, where: str, field: str) -> Any:
     if isinstance(factor, Mapping):
+        if isinstance(value, str) and _NUMBER.match(value) is None:
+            return value  # stands for another entry, which has its own factors
         if not isinstance(value, Mapping):
             raise _refused(where, field, dict(factor), rule="scales what the file does not state")
         inside = {

@@ -37,7 +37,9 @@ class ClusterCostModel:
         self.stack = stack
         roofline = Roofline(cluster.gpu, attention_kernel=stack.attention_kernel, slowdowns=stack.slowdowns)
         self._roofline = MeasuredRoofline(roofline)
-        self._collectives = Collectives(cluster, slowdown=stack.slowdowns["collective"])
+        self.collectives = Collectives(
+            cluster, slowdown=stack.slowdowns["collective"], skew_s=stack.collective_skew_s
+        )
         self._host_copy = HostCopy(cluster.gpu)
         self._operations: dict[Operation, Price] = {}
         self._groups: dict[tuple[CollectiveKind, int, tuple[int, ...]], Price] = {}
@@ -140,7 +142,7 @@ class ClusterCostModel:
         key = (size_bytes, source_rank, target_rank)
         price = self._transfers.get(key)
         if price is None:
-            price = self._collectives.transfer(
+            price = self.collectives.transfer(
                 size_bytes=size_bytes, source_rank=source_rank, target_rank=target_rank
             )
             price = _sum(price, self._host_cost(self.cluster.host.message_s))
@@ -152,7 +154,7 @@ class ClusterCostModel:
         key = (kind, size_bytes, tuple(ranks))
         price = self._groups.get(key)
         if price is None:
-            price = self._collectives.collective(kind, size_bytes=size_bytes, ranks=ranks)
+            price = self.collectives.collective(kind, size_bytes=size_bytes, ranks=ranks)
             self._groups[key] = price
         return price
 
@@ -217,9 +219,7 @@ class ClusterCostModel:
         from cost_models.loads import Loads  # loads numpy
 
         if num_ranks not in self._loads:
-            self._loads[num_ranks] = Loads(
-                self.cluster, num_ranks=num_ranks, slowdown=self.stack.slowdowns["collective"]
-            )
+            self._loads[num_ranks] = Loads(self.collectives, num_ranks=num_ranks)
         return self._loads[num_ranks]
 
 

@@ -79,11 +79,13 @@ class Collectives:
     Args:
         cluster: links and curves.
         slowdown: of all of them under a framework.
+        skew_s: by which members of a collective arrive apart, per doubling of their number.
     """
 
-    def __init__(self, cluster: Cluster, *, slowdown: float = 1.0) -> None:
+    def __init__(self, cluster: Cluster, *, slowdown: float = 1.0, skew_s: float = 0.0) -> None:
         self.cluster = cluster
         self._slowdown = slowdown
+        self._skew_s = skew_s
 
     def collective(self, kind: CollectiveKind, *, size_bytes: int, ranks: Sequence[int]) -> Price:
         """Price a collective, from the last arrival to the last byte; one rank costs 0 s.
@@ -102,14 +104,14 @@ class Collectives:
 
     def alone(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Alone:
         """Return the time of a collective of a group that lies like `spread`, and the latency in it."""
-        return self._slowed(self._of_cluster(kind, size_bytes, spread))
+        waited_s = self._skew_s * math.log2(spread.num_ranks)
+        return self._slowed(self._of_cluster(kind, size_bytes, spread), waited_s=waited_s)
 
-    def _slowed(self, alone: Alone) -> Alone:
-        if self._slowdown == 1:
+    def _slowed(self, alone: Alone, *, waited_s: float = 0.0) -> Alone:
+        if self._slowdown == 1 and not waited_s:
             return alone
-        return replace(
-            alone, seconds=alone.seconds * self._slowdown, latency_s=alone.latency_s * self._slowdown
-        )
+        seconds = alone.seconds * self._slowdown + waited_s
+        return replace(alone, seconds=seconds, latency_s=alone.latency_s * self._slowdown + waited_s)
 
     def _of_cluster(self, kind: CollectiveKind, size_bytes: int, spread: Spread) -> Alone:
         if spread.num_ranks == 1:

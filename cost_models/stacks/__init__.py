@@ -19,7 +19,7 @@ STACKS = {
     "nemo-2025": "nemo_2025.yaml",
     "megatron-bridge-25": "megatron_bridge_25.yaml",
     "megatron-bridge-26.02": "megatron_bridge_26_02.yaml",
-    "megatron-bridge-26.04": "megatron_bridge_26_04.yaml",
+    "megatron-bridge-26.06": "megatron_bridge_26_06.yaml",
     "megatron-lm-2026": "megatron_lm_2026.yaml",
     "oneflow-gpt": "oneflow_gpt.yaml",
     "deepspeed-zero3-2021": "deepspeed_zero3_2021.yaml",

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.models.cluster import ClusterCostModel
-from cost_models.models.collectives import Collectives
 from cost_models.price import CollectiveKind
 
 Floats = npt.NDArray[np.float64]
@@ -39,10 +38,6 @@ class Network:
     cost_model: ClusterCostModel
     _tables: dict[tuple[CollectiveKind, int, int], Floats] = field(default_factory=dict)
     _held: dict[tuple[CollectiveKind | None, int, int, int], float] = field(default_factory=dict)
-
-    @cached_property
-    def _collectives(self) -> Collectives:
-        return Collectives(self.cost_model.cluster, slowdown=self.cost_model.stack.slowdowns["collective"])
 
     @cached_property
     def host_copy_ns_per_byte(self) -> float:
@@ -123,8 +118,8 @@ class Network:
         key = (kind, members, apart)
         if key not in self._tables:
             spread = self.cost_model.cluster.spread(range(0, members * apart, apart))
-            prices = [self._collectives.price(kind, int(size), spread).seconds * 1e9 for size in _GRID]
-            self._tables[key] = np.array(prices)
+            price = self.cost_model.collectives.price
+            self._tables[key] = np.array([price(kind, int(size), spread).seconds * 1e9 for size in _GRID])
         return self._tables[key]
 
 

@@ -9,7 +9,7 @@ from piper.validation.rows import PublishedRow
 AUTO = "auto"
 
 STACKS = (
-    (r"megatron-bridge.*26\.0[4-9]|megatron-bridge.*26\.1", "megatron-bridge-26.04"),
+    (r"megatron-bridge.*26\.(0[6-9]|1)", "megatron-bridge-26.06"),
     (r"megatron-bridge.*26\.0", "megatron-bridge-26.02"),
     (r"megatron-bridge", "megatron-bridge-25"),
     (r"megatron-lm @|transformerengine|transformer engine", "megatron-lm-2026"),

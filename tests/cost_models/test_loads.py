@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cost_models import CollectiveKind, LinkKind, UnitCostModel, cluster_cost_model, load_cluster
 from cost_models.errors import CostModelError
 from cost_models.loads import Loads
+from cost_models.models.collectives import Collectives
 from cost_models.price import bus_factor
 from cost_models.topology import Spine
 
@@ -42,7 +43,7 @@ def crossing(loads, use):
 
 
 def collective(cluster, kind, size_bytes, members):
-    loads = Loads(cluster, num_ranks=4)
+    loads = Loads(Collectives(cluster), num_ranks=4)
     return crossing(loads, loads.collective(kind, size_bytes=size_bytes, members=np.array(members)))
 
 
@@ -93,7 +94,7 @@ def test_a_ring_shift_takes_the_links_on_its_way():
 
 
 def test_transfers_inside_a_node_and_between_nodes_take_different_links():
-    loads = Loads(two_by_two(), num_ranks=4)
+    loads = Loads(Collectives(two_by_two()), num_ranks=4)
     use = loads.transfer(size_bytes=10, pairs=np.array([[0, 1], [1, 2]]))
     assert crossing(loads, use) == {
         LinkKind.PORT_OUT: [10, 0, 0, 0],
@@ -131,7 +132,7 @@ def test_sets_that_lie_differently_are_added_up():
 
 
 def test_host_copies_take_the_link_of_their_device_in_their_direction():
-    loads = Loads(two_by_two(), num_ranks=4)
+    loads = Loads(Collectives(two_by_two()), num_ranks=4)
     away = loads.host_copy(size_bytes=10, ranks=np.array([0, 3]), to_host=True)
     back = loads.host_copy(size_bytes=10, ranks=np.array([1]), to_host=False)
     assert crossing(loads, away) == {LinkKind.HOST_OUT: [10, 0, 0, 10]}
@@ -140,7 +141,7 @@ def test_host_copies_take_the_link_of_their_device_in_their_direction():
 
 
 def test_devices_behind_one_switch_share_its_link_to_the_host():
-    loads = Loads(replace(two_by_two(), gpus_per_host_link=2), num_ranks=4)
+    loads = Loads(Collectives(replace(two_by_two(), gpus_per_host_link=2)), num_ranks=4)
     use = loads.host_copy(size_bytes=10, ranks=np.arange(3), to_host=True)
     assert crossing(loads, use) == {LinkKind.HOST_OUT: [20, 10]}
 
@@ -148,7 +149,7 @@ def test_devices_behind_one_switch_share_its_link_to_the_host():
 def test_only_what_changes_the_leaf_crosses_the_spine():
     """Four nodes of two, two nodes below each leaf."""
     cluster = two_by_two(spine=Spine(nodes_per_leaf=2, oversubscription=2.0))
-    loads = Loads(cluster, num_ranks=8)
+    loads = Loads(Collectives(cluster), num_ranks=8)
     leaves = {}
     for kind, members in (
         (AG, [[0, 2, 4, 6]]),
@@ -166,7 +167,7 @@ def test_only_what_changes_the_leaf_crosses_the_spine():
 def test_devices_that_share_an_interface_share_its_rail():
     cluster = load_cluster("dgx-h100")
     cluster = replace(cluster, inter=replace(cluster.network(), nics_per_node=2))
-    loads = Loads(cluster, num_ranks=16)
+    loads = Loads(Collectives(cluster), num_ranks=16)
     rings = np.arange(16).reshape(2, 8).T  # eight rings of one member on each node, four on each rail
     use = loads.collective(AG, size_bytes=2**30, members=rings)
     assert crossing(loads, use)[LinkKind.RAIL_OUT] == [4 * 2**29] * 4
@@ -269,7 +270,7 @@ def random_sets(draw, *, num_ranks=64):
 @given(name=st.sampled_from(DGX), kind=kinds, size=sizes, data=st.data())
 def test_what_leaves_arrives_and_is_what_the_algorithm_moves(name, kind, size, data):
     members = random_sets(data.draw)
-    loads = Loads(load_cluster(name), num_ranks=64)
+    loads = Loads(Collectives(load_cluster(name)), num_ranks=64)
     use = loads.collective(kind, size_bytes=size, members=members)
     found = crossing(loads, use)
     sent = [sum(found.get(links, [])) for links in OUT]
@@ -286,7 +287,7 @@ def test_many_sets_at_once_are_the_sum_of_each_alone(name, kind, size, data):
     spine = Spine(nodes_per_leaf=3, oversubscription=2.0)
     cluster = load_cluster(name)
     cluster = replace(cluster, inter=replace(cluster.network(), spine=spine))
-    loads = Loads(cluster, num_ranks=64)
+    loads = Loads(Collectives(cluster), num_ranks=64)
 
     def total(sets):
         use = loads.collective(kind, size_bytes=size, members=sets)

@@ -44,4 +44,21 @@ def test_a_factor_of_nothing_is_refused_by_name(factors: object, field: str) -> 
 
 
 def test_another_chip_does_not_inherit_the_factors() -> None:
-    assert load_cluster("dgx-h200").gpu.matmul.efficiency == load_gpu("h200-sxm").matmul.efficiency
+    assert load_cluster("a100-pcie-8gpu").gpu.matmul == load_gpu("a100-pcie-80gb").matmul
+
+
+@pytest.mark.parametrize(
+    ("cluster", "chip"),
+    [
+        ("mosaicml-a100-40gb", "mosaicml-a100-80gb"),
+        ("jean-zay-v100-16gb", "jean-zay-v100"),
+        ("dgx-h200", "dgx-h100"),
+    ],
+)
+def test_the_same_chip_with_other_memory_has_the_same_factors(cluster: str, chip: str) -> None:
+    gpu = load_cluster(cluster).gpu
+    alone = load_gpu(gpu.name).matmul.efficiency
+    other = load_cluster(chip).gpu
+    gained = other.matmul.efficiency / load_gpu(other.name).matmul.efficiency
+    assert gained != 1
+    assert gpu.matmul.efficiency / alone == pytest.approx(gained)

@@ -21,7 +21,7 @@ Hardware = tuple[str, str, tuple[tuple[str, str], ...]]
 
 ROBUST = 0.04
 """Relative errors beyond this count linearly (soft L1)."""
-PRIOR = 0.012
+PRIOR = 0.025
 """How much a deviation of one sigma counts, as a relative error of one run."""
 _FEW_RUNS = 30
 """Sources with more runs weigh less each, by the fourth root."""
