@@ -17,6 +17,7 @@ def test_no_bound_exceeds_the_simulation(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", JOBS)
 def test_no_bound_exceeds_ten_thousand_simulations(name: str) -> None:
     assert broken_bounds(Sample.of(job_of(name)), 2000, seed=11) == []

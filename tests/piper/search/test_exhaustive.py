@@ -21,6 +21,7 @@ SPACES: dict[str, dict[str, tuple[int | str, ...]]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SPACES)
 def test_no_strategy_of_a_whole_space_beats_the_search(name: str) -> None:
     sample = Sample.of(job_of(name), **SPACES[name])
