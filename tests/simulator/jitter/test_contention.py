@@ -62,6 +62,16 @@ def test_without_jitter_every_rank_does_what_its_device_plan_does_in_the_folded_
                 )
 
 
+@pytest.mark.parametrize("cluster", ["a100-8gpu-200g", "dgx-h100"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_jitter_the_steps_of_a_random_strategy_end_as_in_the_folded_run(
+    seed: int, cluster: str
+) -> None:
+    plan = compile_drawn(drawn(seed), verified=False)
+    timeline = simulate(plan, cluster_cost_model(cluster), steps=2, engine="fast")
+    assert run(plan, cluster, "").step_end_ns.tolist() == timeline.step_end_ns.tolist()
+
+
 @pytest.mark.parametrize(("model", "strategy", "cluster", "gpus"), JOBS)
 def test_engines_agree_on_what_the_ranks_of_real_jobs_share(
     model: str, strategy: str, cluster: str, gpus: int
