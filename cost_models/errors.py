@@ -25,7 +25,18 @@ _LONGEST_SHOWN = 300
 
 
 class PiperError(Exception):
-    """Anything that Piper raises on purpose."""
+    """Anything that Piper raises on purpose; it survives the way from one process to another."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[PiperError], args: tuple[object, ...], state: dict[str, object]) -> PiperError:
+    """Return an error as it was raised, without the keyword arguments that it was made from."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(PiperError):

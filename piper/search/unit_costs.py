@@ -124,15 +124,23 @@ class UnitCosts:
         return replace(self, kept_bytes=other.kept_bytes)
 
     def computed_again(self, none: UnitCosts, full: UnitCosts) -> UnitCosts:
-        """Return the same with the kernels that another way of working computes again, and what it keeps."""
-        more = np.zeros_like(self.busy_ns)
+        """Return the same with the kernels that another way of working computes again, and what it keeps.
+
+        A span grows by less than its kernels where they run while it would wait for a message; a drain
+        becomes shorter, and less slowed, where what was computed again needs no message that the backward
+        waited for.
+        """
+        more, longer = np.zeros_like(self.busy_ns), np.zeros_like(self.span_ns)
         more[B] = np.maximum(full.busy_ns[B] - none.busy_ns[B], 0.0)
+        longer[B] = np.clip(full.span_ns[B] - none.span_ns[B], 0.0, more[B])
         launches = np.zeros_like(self.busy_ns)
         launches[B] = np.maximum(full.launch_ns[B] - none.launch_ns[B], 0.0)
         return replace(
             self.keeping(full),
-            span_ns=self.span_ns + more,
+            span_ns=self.span_ns + longer,
             busy_ns=self.busy_ns + more,
+            slowed_ns=_lessened(self.slowed_ns, none.slowed_ns - full.slowed_ns),
+            drain_ns=_lessened(self.drain_ns, none.drain_ns - full.drain_ns),
             host_ns=self.host_ns + launches,
         )
 
@@ -420,3 +428,8 @@ _TRANSFERS = np.array(
     [int(kind) for kind in (TaskKind.SEND_F, TaskKind.RECV_F, TaskKind.SEND_B, TaskKind.RECV_B)]
 )
 _SENDS = frozenset({int(TaskKind.SEND_F), int(TaskKind.SEND_B)})
+
+
+def _lessened(found: Floats, by: Floats) -> Floats:
+    """Return figures less what they lose, where they lose anything; none is below 0."""
+    return np.maximum(found - np.maximum(by, 0.0), 0.0)

@@ -317,3 +317,22 @@ def test_measured_collectives_are_predicted_within_25_percent(row):
         ranks = [node * 8 + member for node in range(nodes) for member in range(gpus // nodes)]
         price = collectives.collective(CollectiveKind(row["op"]), size_bytes=size, ranks=ranks)
     assert price.seconds == pytest.approx(float(row["time_us"]) * 1e-6, rel=0.25 if gpus == 2 else 0.15)
+
+
+def test_members_that_arrive_apart_cost_as_much_per_doubling_whatever_is_sent() -> None:
+    cluster = load_cluster("dgx-h100")
+    together, apart = Collectives(cluster, slowdown=1.5), Collectives(cluster, slowdown=1.5, skew_s=1e-4)
+    for kind in CollectiveKind:
+        for members, doublings in ((1, 0), (2, 1), (8, 3), (32, 5)):
+            for size in (2**10, 2**26):
+                seconds = [
+                    c.collective(kind, size_bytes=size, ranks=range(members)).seconds
+                    for c in (together, apart)
+                ]
+                assert seconds[1] - seconds[0] == pytest.approx(1e-4 * doublings, abs=1e-12)
+
+
+def test_a_transfer_has_no_members_that_arrive_apart() -> None:
+    cluster = load_cluster("dgx-h100")
+    pair = {"size_bytes": 2**20, "source_rank": 0, "target_rank": 8}
+    assert Collectives(cluster, skew_s=1e-4).transfer(**pair) == Collectives(cluster).transfer(**pair)

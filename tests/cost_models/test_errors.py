@@ -1,17 +1,21 @@
 """What an error shows of the value that it refuses, and which numbers are refused everywhere."""
 
 import math
+import pickle
 
 import pytest
 
 from cost_models.errors import (
     LARGEST_COUNT,
     InputError,
+    InternalError,
     as_float,
     require_positive,
     require_positive_int,
     whole_number,
 )
+from piper.capture.run import UnannotatedError
+from piper.cli.failures import ResultDoesNotFitError, RunDiffersError
 
 
 def shown(value):
@@ -65,3 +69,16 @@ def test_text_that_is_not_digits_spells_no_number(text):
 
 def test_digits_spell_a_number():
     assert whole_number("0042") == 42
+
+
+def test_errors_of_other_processes_say_the_same():
+    needs = {"strategy": "pp=2", "needed_memory_bytes": 2**40, "device_memory_bytes": 2**36}
+    for error in (
+        InputError(where="here", field="it", value=1, rule="is bad", fix="mend it"),
+        UnannotatedError(where="here", field="it", value=1, rule="is bad", fix="mend it"),
+        ResultDoesNotFitError(needs | {"strategy": {"shorthand": "pp=2"}}),
+        RunDiffersError("another loss", result={"loss": 1.0}),
+        InternalError("broken"),
+    ):
+        found = pickle.loads(pickle.dumps(error))
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))

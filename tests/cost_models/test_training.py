@@ -62,3 +62,10 @@ def test_the_same_chip_with_other_memory_has_the_same_factors(cluster: str, chip
     gained = other.matmul.efficiency / load_gpu(other.name).matmul.efficiency
     assert gained != 1
     assert gpu.matmul.efficiency / alone == pytest.approx(gained)
+
+
+def test_what_stands_for_another_entry_has_the_factors_of_that_one() -> None:
+    kernels = {"flash1": {"efficiency": 0.3}, "flash2": "flash1"}
+    factors = {"kernels": {"flash1": {"efficiency": 0.5}, "flash2": {"efficiency": 2.0}}}
+    found = trained({"attention": {"kernels": kernels}, "training": {"attention": factors}}, where="x.yaml")
+    assert found["attention"]["kernels"] == {"flash1": {"efficiency": 0.15}, "flash2": "flash1"}
