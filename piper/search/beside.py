@@ -22,6 +22,7 @@ from simulator.pricing import COLLECTIVE_OF
 
 if TYPE_CHECKING:
     from cost_models.models.cluster import ClusterCostModel
+    from cost_models.use import OperationUse
 
 _LEAST_MEMORY = 0.5
 """Of the bandwidth of the memory that computation keeps beside communication (`simulator.rules`)."""
@@ -116,6 +117,15 @@ class Beside:
             lost += max(0.0, taken - max(held.values()) * free) / machine.processors
         return lost
 
+    def processor_ns(self, device: DevicePlan, task: int) -> float:
+        """Return for how long processors bound a task that computes."""
+        return sum(use.processor_s * count for use, count in self._uses(device, task)) * 1e9
+
+    def _uses(self, device: DevicePlan, task: int) -> list[tuple[OperationUse, int]]:
+        work = int(device.tasks.work[task])
+        operations = self.plan.works[work].operations if work != NONE else ()
+        return [(self.cost_model.operation_use(o), o.count) for o in operations]
+
     def _processors(self, device: DevicePlan, task: int) -> int:
         """Return what an exchange of one sequence holds."""
         table = device.tasks
@@ -130,10 +140,8 @@ class Beside:
 
     def _free_ns(self, device: DevicePlan, task: int, time_ns: float, *, memory_bytes_per_s: float) -> float:
         """Return for how long, at most, a kernel needs no processors; time_ns: alone."""
-        work = int(device.tasks.work[task])
-        operations = self.plan.works[work].operations if work != NONE else ()
-        uses = [(self.cost_model.operation_use(o), o.count) for o in operations]
-        by_processors = sum(use.processor_s * count for use, count in uses) * 1e9
+        uses = self._uses(device, task)
+        by_processors = self.processor_ns(device, task)
         by_memory = sum(use.memory_s * count for use, count in uses) * 1e9
         moved = sum(use.memory_bytes * count for use, count in uses)
         need = min(moved / by_memory * 1e9 / memory_bytes_per_s, 1.0) if by_memory else 0.0

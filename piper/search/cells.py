@@ -42,8 +42,6 @@ Ints = npt.NDArray[np.int64]
 
 RECEIVES = 2
 """That wait at a time beside a pass: for the next input and the next gradient."""
-BY_PROCESSORS = 0.85
-"""Of a pass, bound by processors: what large kernels of transformers come to, for estimates."""
 _LARGE_BYTES = 2.0**24
 """Of a message between stages, for the processors that it holds."""
 
@@ -103,6 +101,7 @@ class _Loads:
         late_ns: that passes of a step wait for copies to the host, at least.
         usual, usual_moved: the same with what lives for a moment, as it usually is.
         copied_ns: for which the copies to the host of a step take the link.
+        by_processors: part of kernels that processors bound: what messages beside them slow, in estimates.
         shared_ns: for which passes of all ranks take the cores that they share.
     """
 
@@ -111,6 +110,7 @@ class _Loads:
     usual: Floats
     usual_moved: Floats
     copied_ns: Floats
+    by_processors: Floats
     shared_ns: Floats
 
 
@@ -426,6 +426,7 @@ class CellTable:
             usual=usual + passing,
             usual_moved=whole + passing,
             copied_ns=number * scale * self._moved_bytes(frame, costs)[way] * copy,
+            by_processors=costs.by_processors[way],
             shared_ns=number * self._shared_ns(frame, cells, scale * costs.busy_ns.sum(axis=(1, 2))[way]),
         )
 
@@ -451,7 +452,9 @@ class CellTable:
         ends = self._ends_of(frame)
         place = np.searchsorted(frame.members, self.layout[cells])
         passes, launches = self.passes_ns[cells], self.launches_ns[cells]
-        usual_ns = passes * self._longer(frame, self.layout[cells], exact=exact)
+        usual_ns = passes * self._longer(
+            frame, self.layout[cells], by_processors=loads.by_processors, exact=exact
+        )
         usual_ns = np.maximum(usual_ns, loads.shared_ns)
         bound, smallest, likely = (np.full(len(cells), np.inf) for _ in range(3))
         dead = np.zeros(len(cells), dtype=np.int64)
@@ -465,7 +468,8 @@ class CellTable:
             bound = np.minimum(bound, np.where(fits, least, np.inf))
             usual = static + (loads.usual_moved if away else loads.usual) <= self.capacity_bytes
             waited = np.maximum(np.maximum(usual_ns + step_ns, stream_ns), launches) + copied_ns
-            waited = waited + BY_PROCESSORS * ends.held[index][place] * np.minimum(stream_ns, usual_ns)
+            beside_ns = ends.held[index][place] * np.minimum(stream_ns, usual_ns)
+            waited = waited + loads.by_processors * beside_ns
             likely = np.minimum(likely, np.where(usual.all(axis=1), waited, np.inf))
             has = np.isfinite(step_ns) & fits
             smallest = np.minimum(smallest, np.where(has, needed.max(axis=1), np.inf))
@@ -473,17 +477,17 @@ class CellTable:
         self.bound_ns[cells], self.too_big[cells] = bound, dead
         self.least_bytes[cells], self.likely_ns[cells] = smallest, likely
 
-    def _longer(self, frame: Frame, layouts: Ints, *, exact: bool) -> Floats:
+    def _longer(self, frame: Frame, layouts: Ints, *, by_processors: Floats, exact: bool) -> Floats:
         """Return by how much passes are longer than their bound; see [Note: likely times]."""
         degrees = [self.space.layouts[name][layouts] for name in ("tp", "cp", "micro_batch", "dp")]
         distinct, number = np.unique(np.stack(degrees, axis=1), axis=0, return_inverse=True)
-        found = []
+        waits, sizes = [], []
         for tp, cp, size, dp in distinct.tolist():
             apart = tp * cp * dp if frame.pp > 1 else 0
-            waiting = RECEIVES * self.network.held_by_message(_LARGE_BYTES, apart=apart)
-            smaller = 1.0 if exact else self._size_factor(tp, cp, size)
-            found.append(smaller * (1.0 + BY_PROCESSORS * waiting))
-        return np.array(found)[number.reshape(-1)]
+            waits.append(RECEIVES * self.network.held_by_message(_LARGE_BYTES, apart=apart))
+            sizes.append(1.0 if exact else self._size_factor(tp, cp, size))
+        way = number.reshape(-1)
+        return np.asarray(np.array(sizes)[way] * (1.0 + by_processors * np.array(waits)[way]))
 
     def _size_factor(self, tp: int, cp: int, size: int) -> float:
         """Return by how much a sequence takes longer in microbatches of a size than in the largest ones."""

@@ -2,8 +2,9 @@
 
 [Note: measured disagreement]
 Estimates leave out contention, and what copies and gathers make others wait; by how much depends on how
-states are kept. So ratios of simulation to estimate are kept by class: the level of ZeRO, what waits on the
-host, whether exchanges run beside their computation, and passes beside each other; for bytes the schedule.
+states are kept, and on whether a bound (the host's launches, mostly) is the estimate. So ratios of simulation
+to estimate are kept by class: the level of ZeRO, what waits on the host, whether exchanges run beside their
+computation, passes beside each other, and the estimate above its bound; for bytes the schedule.
 The estimates of a class without any are taken as they are: what may win by them is tried. Points are ranked
 by their estimate times the mean ratio of their class; what remains is given up where it is not the best at
 the ratio that nine tenths of its class are above.
@@ -68,13 +69,17 @@ class Corrections:
 
 
 def _time_class(point: Point) -> tuple[object, ...]:
+    return *_kept_alike(point), point.estimate <= point.bound
+
+
+def _kept_alike(point: Point) -> tuple[object, ...]:
     candidate = point.candidate
     rule = RULES.get(candidate.schedule)
     return candidate.zero, candidate.offload, candidate.async_tp, rule is not None and rule.overlaps
 
 
 def _memory_class(point: Point) -> tuple[object, ...]:
-    return *_time_class(point), point.candidate.schedule
+    return *_kept_alike(point), point.candidate.schedule
 
 
 def _low(ratios: list[float]) -> float:

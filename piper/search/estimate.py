@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from cost_models.ops import DTYPE_BYTES
 from piper.search.cells import (
-    BY_PROCESSORS,
     RECEIVES,
     CellTable,
     Frame,
@@ -121,7 +120,7 @@ class _CellEstimate:
         waiting = RECEIVES * self.table.network.held_by_message(
             float(self.costs.sent_bytes[0]), apart=self._apart if self.frame.pp > 1 else 0
         )
-        return self._alone_ns * (1.0 + BY_PROCESSORS * waiting)
+        return self._alone_ns * (1.0 + float(self.costs.by_processors[0]) * waiting)
 
     @cached_property
     def _apart(self) -> int:
@@ -233,7 +232,8 @@ class _CellEstimate:
             sums = np.array([reduce[stages].sum() for stages in self._stages])
             gathers = np.array([gather[stages].sum() for stages in self._stages])
             busy = number * (sums + (2 * gathers if zero >= _CUT_PARAMETERS else 0.0))
-            beside = np.minimum(busy, self._ends_ns) * self._held(zero, hsdp) * BY_PROCESSORS
+            beside = np.minimum(busy, self._ends_ns) * self._held(zero, hsdp)
+            beside = beside * float(self.costs.by_processors[0])
             waited = np.zeros(self.frame.pp)
             if zero >= _CUT_PARAMETERS:
                 each = self._parameters_waited_ns(gather, gather + reduce, ahead=max(1, prefetch))

@@ -45,6 +45,7 @@ class Rounds:
     grown: int = 0
     corrections: Corrections = field(default_factory=Corrections)
     _waiting: list[Point] = field(default_factory=list)
+    _timed: set[tuple[object, ...]] = field(default_factory=set)
     _vain: int = 0
 
     def run(self, simulate: Simulate) -> str:
@@ -136,9 +137,13 @@ class Rounds:
         kinds: dict[tuple[object, ...], Point] = {}
         for point in hopeful:
             kinds.setdefault(_alike(point.candidate), point)
-        first = set(map(id, kinds.values()))
+        new: dict[tuple[object, ...], Point] = {}
+        for point in kinds.values():
+            if _figures(point) not in self._timed:
+                new.setdefault(_figures(point), point)
+        first = set(map(id, new.values()))
         others = [p for p in hopeful if id(p) not in first]
-        return [*kinds.values(), *others, *(p for p in self._waiting if not hopeful)][: self._room()]
+        return [*new.values(), *others, *(p for p in self._waiting if not hopeful)][: self._room()]
 
     def _rank(self, point: Point) -> tuple[bool, float, Candidate]:
         """Return the order in which points are simulated: those that should fit first, by estimate."""
@@ -149,6 +154,7 @@ class Rounds:
         found = simulate([point.candidate for point in batch]) if batch else []
         for point, result in zip(batch, found, strict=True):
             self.records[point.candidate] = _simulated(point, result)
+            self._timed.add(_figures(point))
             self.corrections.learn(point, result, objective=self.request.objective)
         if self.on_progress is not None:
             self.on_progress(_progress(self.request, self.records, self.frontier))
@@ -208,6 +214,11 @@ def _alike(candidate: Candidate) -> tuple[object, ...]:
     """Return what one of a round stands for: others of its kind wait for what is learned from it."""
     names = ("tp", "pp", "schedule", "recompute", "offload", "zero", "async_tp")
     return tuple(getattr(candidate, name) for name in names)
+
+
+def _figures(point: Point) -> tuple[object, ...]:
+    """Return what is equal for schedules that are the same with few microbatches; they wait for others."""
+    return point.candidate.tp, point.candidate.pp, point.estimate, point.bound, point.needed_bytes
 
 
 def _simulated(point: Point, result: dict[str, Any]) -> Record:

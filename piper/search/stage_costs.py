@@ -72,7 +72,8 @@ class StageCosts:
     """Costs of the stages of a cut under n ways of working; ns, float64 [n, 3, stages] or [n, stages].
 
     Args:
-        span_ns, lead_ns, trail_ns, busy_ns, slowed_ns, drain_ns, kept_bytes, border_bytes: as in `UnitCosts`.
+        span_ns, lead_ns, trail_ns, busy_ns, processor_ns, slowed_ns, drain_ns: as in `UnitCosts`.
+        kept_bytes, border_bytes: likewise.
         host_ns: that the host takes to launch the tasks of each pass.
         dense, expert: trained elements.
         update_ns, norm_ns: of uncut states.
@@ -86,6 +87,7 @@ class StageCosts:
     lead_ns: Floats
     trail_ns: Floats
     busy_ns: Floats
+    processor_ns: Floats
     slowed_ns: Floats
     drain_ns: Floats
     kept_bytes: Floats
@@ -101,6 +103,12 @@ class StageCosts:
     other_bytes: Floats
     sent_bytes: Floats
     tasks: Floats
+
+    @property
+    def by_processors(self) -> Floats:
+        """Return which part of the kernels of all stages processors bound, float64 [n]."""
+        busy = self.busy_ns.sum(axis=(1, 2))
+        return np.asarray(self.processor_ns.sum(axis=(1, 2)) / np.maximum(busy, 1.0))
 
     def times(self, way: int, *, overlaps: bool) -> PassTimes:
         """Return the times of one way of working; `overlaps`: passes may run beside each other."""
@@ -156,6 +164,7 @@ def stage_costs(
         lead_ns=_at_ends(_stack(plain, "lead_ns"), forward=cut.first, backward=cut.last),
         trail_ns=_at_ends(_stack(plain, "trail_ns"), forward=cut.last, backward=cut.first),
         busy_ns=added("busy_ns"),
+        processor_ns=added("processor_ns"),
         slowed_ns=added("slowed_ns"),
         drain_ns=added("span_ns")[:, B] - _spared(cut, plain, again),
         kept_bytes=added("kept_bytes"),

@@ -71,6 +71,7 @@ class UnitCosts:
 
     Args:
         span_ns, lead_ns, trail_ns, busy_ns: see [Note: probes].
+        processor_ns: of busy_ns, in which processors bound the kernels.
         slowed_ns: by how much kernels take longer, at least, because exchanges run beside them
             (`piper.search.beside`).
         drain_ns: span of B from its gradient to its result, when all that is computed again was ready before.
@@ -90,6 +91,7 @@ class UnitCosts:
     lead_ns: Floats
     trail_ns: Floats
     busy_ns: Floats
+    processor_ns: Floats
     slowed_ns: Floats
     drain_ns: Floats
     host_ns: Floats
@@ -151,6 +153,7 @@ class UnitCosts:
             "lead_ns",
             "trail_ns",
             "busy_ns",
+            "processor_ns",
             "slowed_ns",
             "drain_ns",
             "kept_bytes",
@@ -251,6 +254,7 @@ class UnitCostTable:
             lead_ns=passes[:, :, 1].T,
             trail_ns=passes[:, :, 2].T,
             busy_ns=passes[:, :, 3].T,
+            processor_ns=np.array([unit.processor_ns(beside) for unit in units]).T,
             slowed_ns=np.array([unit.slowed_ns(beside) for unit in units]).T,
             host_ns=passes[:, :, 4].T,
             launch_ns=passes[:, :, 5].T,
@@ -304,6 +308,13 @@ class _Unit:
     def passes(self) -> list[tuple[float, ...]]:
         """Return (span, lead, trail, busy, host, launch) of every pass."""
         return [self._pass(tasks) for tasks in self.of_pass]
+
+    def processor_ns(self, beside: Beside) -> list[float]:
+        """Return for how long processors bound the kernels of every pass."""
+        return [
+            sum(beside.processor_ns(self.device, i) for i in tasks if self.stream[i] == 0)
+            for tasks in self.of_pass
+        ]
 
     def slowed_ns(self, beside: Beside) -> list[float]:
         """Return what every pass takes longer because of exchanges beside it."""
