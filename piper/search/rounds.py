@@ -76,10 +76,11 @@ class Rounds:
             likely = heapq.nsmallest(ROUND_SIZE, self._likely_estimates())
             if len(likely) == ROUND_SIZE:
                 limit = min(limit, likely[-1])
-            if self.frontier.lowest * self.corrections.typical >= limit:
+            reach = limit / self.corrections.typical
+            if self.frontier.lowest >= reach:
                 return
             before = len(self.frontier.expanded)
-            self._waiting += self.frontier.grow(limit)
+            self._waiting += self.frontier.grow(reach)
             self.grown += len(self.frontier.expanded) - before
 
     def _likely_estimates(self) -> Iterator[float]:
