@@ -4,7 +4,9 @@ A sweep is a set of published runs (`published_runs/`, each with its source) of 
 one batch and the same kernels, of which at least eight different layouts were measured. Every layout is
 predicted, runs that did not fit included, with parameters fitted to the other half of the runs. The pick is
 the fastest layout that is predicted to fit; the regret is how much slower it was than the best one measured.
-Rules of thumb choose among the layouts that are known to fit; we do not know them.
+Rules of thumb choose among the layouts that are known to fit; we do not know them. `without_odd_runs` leaves
+out the runs that no other run agrees with (`piper.validation.odd_runs`). `free` is what the search itself
+picks where it may combine the values of a sweep as it likes (`sweeps_searched.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -22,7 +24,9 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
+from benchmarks.sweeps_searched import search_sweeps
 from piper.validation.halves import predict_halves
+from piper.validation.odd_runs import ODD_RUNS
 from piper.validation.predictions import RowPrediction
 from piper.validation.rows import PublishedRow, read_rows
 
@@ -52,6 +56,11 @@ class Sweep:
 
     name: str
     runs: dict[Layout, list[PublishedRow]]
+
+    @property
+    def rows(self) -> list[PublishedRow]:
+        """Return all runs."""
+        return [row for listed in self.runs.values() for row in listed]
 
 
 def main() -> None:
@@ -85,10 +94,38 @@ def sweeps_of(rows: Sequence[PublishedRow]) -> list[Sweep]:
 
 def score_sweeps(sweeps: Sequence[Sweep]) -> dict[str, Any]:
     """Return regrets, verdicts and rules of thumb of sweeps, and their summary."""
-    rows = [row for sweep in sweeps for listed in sweep.runs.values() for row in listed]
-    predicted = dict(zip((row.case_id for row in rows), predict_halves(rows), strict=True))
-    scored = [_score(sweep, predicted) for sweep in sweeps]
-    scored = [each for each in scored if each is not None]
+    predicted = predict_sweeps(sweeps)
+    kept = _summary(_scored([without_odd_runs(sweep) for sweep in sweeps], predicted))
+    scored = _scored(sweeps, predicted)
+    return {
+        **_summary(scored),
+        "without_odd_runs": kept,
+        "free": search_sweeps([(sweep.name, sweep.rows) for sweep in sweeps], predicted),
+        "sweeps": scored,
+    }
+
+
+def predict_sweeps(sweeps: Sequence[Sweep]) -> dict[str, RowPrediction]:
+    """Return the prediction of every run of sweeps by its name."""
+    rows = [row for sweep in sweeps for row in sweep.rows]
+    return dict(zip((row.case_id for row in rows), predict_halves(rows), strict=True))
+
+
+def without_odd_runs(sweep: Sweep) -> Sweep:
+    """Return a sweep without the runs that no other run agrees with."""
+    kept = {
+        layout: [row for row in listed if row.case_id not in ODD_RUNS]
+        for layout, listed in sweep.runs.items()
+    }
+    return Sweep(name=sweep.name, runs={layout: listed for layout, listed in kept.items() if listed})
+
+
+def _scored(sweeps: Sequence[Sweep], predicted: Mapping[str, RowPrediction]) -> list[dict[str, Any]]:
+    scored = (_score(sweep, predicted) for sweep in sweeps)
+    return [each for each in scored if each is not None]
+
+
+def _summary(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rules = {name: [each["rules"][name] for each in scored] for name in RULES}
     best_rule = min(rules, key=lambda name: fmean(rules[name]))
     ours = [each["regret_1"] for each in scored]
@@ -108,11 +145,10 @@ def score_sweeps(sweeps: Sequence[Sweep]) -> dict[str, Any]:
         "no_worse_than_best_rule": fmean(
             mine <= rule + 1e-9 for mine, rule in zip(ours, rules[best_rule], strict=True)
         ),
-        "sweeps": scored,
     }
 
 
-def _score(sweep: Sweep, predicted: dict[str, RowPrediction]) -> dict[str, Any] | None:
+def _score(sweep: Sweep, predicted: Mapping[str, RowPrediction]) -> dict[str, Any] | None:
     """Return the score of one sweep; None where too few of its layouts can be predicted."""
     ran, oom = [], []
     for listed in sweep.runs.values():
